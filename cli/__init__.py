@@ -1,0 +1,1 @@
+"""Parse, render, exit: the only package that prints."""

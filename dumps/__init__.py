@@ -1,0 +1,1 @@
+"""The dump format: scan, read, write, foreign formats; what a trainer imports."""
