@@ -1,0 +1,91 @@
+"""Where a result goes: stdout, or a file that appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from rollout_is.dumps.errors import UsageError
+
+
+def check_output(path: Path | None, force: bool) -> None:
+    """Refuse an output file that exists or cannot be written, before any work is done.
+
+    Raises:
+        UsageError: the file exists and ``--force`` is not given, it is a folder, or its folder is missing or read-only.
+    """
+    if path is None:
+        return
+    where = f"-o {path}"
+    if path.is_dir():
+        raise UsageError(
+            where, "expected a file, found a folder", fix=f"-o {path / 'report.txt'}", code="output-folder"
+        )
+    if path.exists() and not force:
+        raise UsageError(
+            where,
+            "expected a new file, found an existing one",
+            "a report is never overwritten unasked",
+            "choose another name, or add --force",
+            code="output-exists",
+        )
+    folder = path.parent
+    if not folder.is_dir():
+        raise UsageError(
+            where, f"expected the folder {folder}, found none", fix=f"mkdir -p {folder}", code="output-folder"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(
+            where,
+            f"expected a folder that can be written, found {folder} read-only",
+            fix="choose another folder",
+            code="output-unwritable",
+        )
+
+
+def write_result(text: str, output: Path | None = None, force: bool = False) -> None:
+    """Write the result of a command: to stdout, or atomically to ``output``.
+
+    Args:
+        text: the whole result, newline at its end.
+        output: file of ``-o``; None is stdout.
+        force: an existing file may be replaced.
+
+    Raises:
+        UsageError: see ``check_output``, or the disk refuses the write.
+    """
+    if output is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    check_output(output, force)
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent)
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        # mkstemp makes the file private; a report gets the permissions that any new file of this user gets
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, output)
+        temporary = None
+    except OSError as error:
+        raise UsageError(
+            f"-o {output}",
+            f"expected to write {len(text)} characters, found {error.strerror or error}",
+            "the disk is full, or the folder cannot be written",
+            "choose another file",
+            code="output-unwritable",
+        ) from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def remark(text: str, quiet: bool = False) -> None:
+    """One line for the human at the terminal, on stderr; ``-q`` silences it."""
+    if not quiet:
+        sys.stderr.write(text + "\n")
