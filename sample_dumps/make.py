@@ -13,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import packs
+from tiny_lm import tiny_lm
 
 HERE = Path(__file__).resolve().parent
 SAMPLES: dict[str, Callable[[Path], None]] = {
     "packed_padding": packs.packed_padding,
     "multi_turn": packs.multi_turn,
     "all_masked": packs.all_masked,
+    "tiny_lm": tiny_lm,
 }
 
 
