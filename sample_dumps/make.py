@@ -13,13 +13,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import packs
+from broken import broken
 from tiny_lm import tiny_lm
+from v1 import v1
 
 HERE = Path(__file__).resolve().parent
 SAMPLES: dict[str, Callable[[Path], None]] = {
     "packed_padding": packs.packed_padding,
     "multi_turn": packs.multi_turn,
     "all_masked": packs.all_masked,
+    "broken": broken,
+    "v1": v1,
     "tiny_lm": tiny_lm,
 }
 
