@@ -1,0 +1,61 @@
+"""The committed sample dumps are what their scripts make, and safetensors itself reads them."""
+
+from __future__ import annotations
+
+import filecmp
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+SAMPLES = Path(__file__).resolve().parents[1] / "sample_dumps"
+QUICK = ("packed_padding", "multi_turn", "all_masked", "broken", "v1")
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+@pytest.fixture(scope="module")
+def remade(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("samples")
+    script = [sys.executable, str(SAMPLES / "make.py"), *QUICK, "--to", str(folder)]
+    done = subprocess.run(script, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_regenerated_bit_for_bit(remade: Path, name: str) -> None:
+    expected = files_of(SAMPLES / name)
+    assert expected, f"{name} is not committed"
+    assert files_of(remade / name) == expected
+    _, different, missing = filecmp.cmpfiles(SAMPLES / name, remade / name, expected, shallow=False)
+    assert different == missing == []
+
+
+def test_samples_are_small() -> None:
+    total = sum(p.stat().st_size for p in SAMPLES.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    assert total < 3_000_000
+
+
+def test_packed_padding_is_the_fault_at_its_clearest() -> None:
+    """Counted by hand from the raw columns: the figures that the README of the samples states."""
+    means, segments = [], 0
+    for path in sorted((SAMPLES / "packed_padding").rglob("*.safetensors")):
+        columns = load_file(path)
+        ratio = (columns["train_logprobs"].double() - columns["rollout_logprobs"].double()).exp()
+        for start, stop in pairwise(columns["cu_seqlens"].tolist()):
+            segments += 1
+            kept = ratio[start:stop][columns["response_mask"][start:stop]]
+            if kept.numel():
+                means.append(float(kept.mean()))
+            else:
+                assert not columns["rollout_logprobs"][start:stop].any()
+    assert (len(means), segments) == (147, 171)
+    assert min(means) == pytest.approx(0.990159, abs=1e-6)
+    assert max(abs(x - 1) for x in means) == pytest.approx(0.011126, abs=1e-6)
+    assert sum(means) / segments == pytest.approx(0.860068, abs=1e-6)
