@@ -21,6 +21,19 @@ QUANTILES = {
     "p99": "99 %",
     "p99_9": "99.9 %",
 }
+# high, low, what to do
+_MEANINGS_OF_MEAN = {
+    "ratio": (
+        "rollout log-probs are not those of the distribution that was sampled (temperature, top-p, penalties), or a few weights carry it",
+        "the same: E[w] is 1 for honest log-probs, whatever the noise or staleness; truncated sampling reads as 0.9 to 0.98",
+        "compare with its standard error; then rollout-is doctor",
+    ),
+    "geometric": (
+        "train gives the sampled tokens more probability on average",
+        "below 1 even for honest log-probs: a geometric mean lies under the arithmetic one, by the KL of a sequence",
+        "read it with mismatch_kl; a value near 1 - mismatch_kl is no fault of its own",
+    ),
+}
 _TRAINERS = (
     "verl rollout_corr_helper.py and xtuner rollout_is.py, which log it under this name (there often clamped; here raw)"
 )
@@ -62,9 +75,7 @@ def level_entries(level: str) -> list[Entry]:
         entry(
             "rollout_is_mean",
             "mean of w",
-            "rollout log-probs are not those of the distribution that was sampled (temperature, top-p, penalties), or a few weights carry it",
-            "the same: E[w] is 1 for honest log-probs, whatever the noise or staleness; truncated sampling reads as 0.9 to 0.98",
-            "compare with its standard error; then rollout-is doctor",
+            *_MEANINGS_OF_MEAN["geometric" if level == "geometric" else "ratio"],
             better="near 1",
             direction="above 1: train gives the sampled tokens more probability on average; below 1: less",
         ),

@@ -13,7 +13,7 @@ from rollout_is.cli.render.table import Style
 DESIGN_WIDTH, NARROWEST, WIDEST = 100, 40, 200
 _CODES: dict[Style, str] = {"dim": "2", "bold": "1", "good": "32", "warn": "33", "bad": "31"}
 _UNICODE_PROBE = "─█▁→±…"
-_TO_ASCII = str.maketrans({"─": "-", "→": "->", "±": "+-", "…": "...", "·": "|", "≥": ">=", "≤": "<="})
+_TO_ASCII = str.maketrans({"─": "-", "→": "->", "±": "+-", "…": "~", "·": "|", "≥": ">=", "≤": "<="})
 
 
 @dataclass(frozen=True)
