@@ -107,6 +107,20 @@ def scan(
     return Scan(tuple(shards), tuple(headers.problems), tuple(notes), root)
 
 
+def all_problems(
+    paths: Paths, *, columns: Mapping[str, str] | None = None, steps: str | None = None
+) -> list[DumpError]:
+    """Every bad shard under the paths, each with its own error, however many there are.
+
+    Raises:
+        DumpError: a path that does not exist.
+        UsageError: a role or step range that does not exist.
+    """
+    headers = _Headers(check_columns(columns), Steps.parse(steps))
+    headers.read(find_files(paths))
+    return headers.problems
+
+
 class _Headers:
     """Reads the header of each file once, and collects what is good, bad, or not asked for."""
 
