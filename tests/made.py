@@ -13,10 +13,11 @@ import torch
 from oracle import Packed, differences
 from oracle import summarize as oracle_summary
 from rollout_is.analysis.pipeline import analyze, summarize
-from rollout_is.analysis.settings import Settings
-from rollout_is.analysis.summary import Statistic, Summary
 from safetensors.torch import save_file
 from torch import Tensor
+
+from rollout_is.analysis.settings import Settings
+from rollout_is.analysis.summary import Statistic, Summary
 
 
 @dataclass
@@ -123,7 +124,10 @@ def randomly(
     mask[int(cu[-1]) :] = False
     mask[0 : int(cu[1])] = True  # never empty as a whole
     return Shard(
-        torch.from_numpy(t).to(dtype), torch.from_numpy(r).to(rollout_dtype or dtype), torch.from_numpy(mask), cu.tolist()
+        torch.from_numpy(t).to(dtype),
+        torch.from_numpy(r).to(rollout_dtype or dtype),
+        torch.from_numpy(mask),
+        cu.tolist(),
     )
 
 

@@ -133,7 +133,7 @@ def coverage(shards: Iterable[Packed]) -> dict[str, int]:
                 c["nonfinite_valid_tokens"] += int((~(np.isfinite(t[m]) & np.isfinite(r[m]) & np.isfinite(d))).sum())
             else:
                 c["fully_masked"] += 1
-                known = bool(np.all(r == r[0])) and r[0] in FILLS or bool(np.all(np.isnan(r)))
+                known = (bool(np.all(r == r[0])) and r[0] in FILLS) or bool(np.all(np.isnan(r)))
                 declared = shard.pad is not None and bool(shard.pad[i])
                 c["fully_masked_with_content"] += not (known or declared)
     return c
@@ -160,9 +160,7 @@ def _rows(shards: Iterable[Packed], view: str) -> Iterable[_Row]:
             yield _Row(t[ok], r[ok], d[ok], plus, minus, int((~ok).sum()) - plus - minus, False, cluster)
 
 
-def _view(
-    rows: list[_Row], lo: float, hi: float, veto_lo: float | None, veto_hi: float | None
-) -> dict[str, Expected]:
+def _view(rows: list[_Row], lo: float, hi: float, veto_lo: float | None, veto_hi: float | None) -> dict[str, Expected]:
     out: dict[str, Expected] = {}
     scored = [row for row in rows if len(row.d)]
     clusters = [row.cluster for row in scored]
@@ -283,9 +281,17 @@ def _mismatch(
 ) -> dict[str, Expected]:
     out: dict[str, Expected] = {}
     n = token.n
-    means = (
-        "kl k2_kl k3_kl logprob_abs_diff prob_abs_diff mult_prob_error identical_fraction extreme_fraction chi2_token"
-    ).split()
+    means = [
+        "kl",
+        "k2_kl",
+        "k3_kl",
+        "logprob_abs_diff",
+        "prob_abs_diff",
+        "mult_prob_error",
+        "identical_fraction",
+        "extreme_fraction",
+        "chi2_token",
+    ]
     if n == 0:
         for name in [*means, "logprob_diff_std", "logprob_abs_diff_max", "prob_abs_diff_max", "prob_pearson"]:
             out[f"mismatch.mismatch_{name}"] = Expected(None, 0, "no valid")
@@ -503,7 +509,9 @@ def _problems(got: Any, want: Expected, rel: float, check_n: bool) -> Iterable[s
         due = math.log(want.value)
     if want.needs_log and due is not None and log is None:
         yield f"log_value absent, expected {due!r}"
-    rounding = want.value is not None and abs(want.value) <= 1e9 * want.floor  # the log of a figure that is mostly rounding
+    rounding = (
+        want.value is not None and abs(want.value) <= 1e9 * want.floor
+    )  # the log of a figure that is mostly rounding
     if log is not None and not rounding and (due is None or abs(log - due) > 1e-9 * max(1.0, abs(due))):
         yield f"log_value {log!r}, expected {due!r}"
     if want.clustered:

@@ -34,7 +34,9 @@ def test_coverage_and_statistics_of_many_small_shards(tmp_path: Path, seed: int)
     assert {k: got.coverage[k] for k in want} == want
 
 
-@pytest.mark.parametrize("mask_dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, F16, F32, F64])
+@pytest.mark.parametrize(
+    "mask_dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, F16, F32, F64]
+)
 def test_every_mask_dtype(tmp_path: Path, mask_dtype: torch.dtype) -> None:
     one = randomly(np.random.default_rng(3))
     one.mask = one.mask.to(mask_dtype)
@@ -83,7 +85,9 @@ def test_small_noise_and_constant_offsets_keep_nine_digits(dtype: torch.dtype, o
     one = randomly(rng, segments=60, length=80, offset=offset, noise=noise, dtype=dtype, pads=False)
     if dtype == F32:  # keep log-probs near 0, where float32 resolves 1e-5
         one.rollout = (one.rollout / 8).to(F32)
-        one.train = (one.rollout.double() + offset + noise * torch.from_numpy(rng.standard_normal(len(one.mask)))).to(F32)
+        one.train = (one.rollout.double() + offset + noise * torch.from_numpy(rng.standard_normal(len(one.mask)))).to(
+            F32
+        )
     assert_agrees(one.summarize(), [one])
 
 
@@ -112,7 +116,9 @@ def test_log_ratios_of_a_thousand(tmp_path: Path) -> None:
 def test_an_underflowing_sequence_keeps_its_log() -> None:
     """A sum of -7504 over masked positions: seen in the unmasked view of real dumps."""
     n = 1024
-    one = shard([-7.3, *[-1.0] * 6, *[-7.328125] * n], [-7.2, *[-1.1] * 6, *[0.0] * n], [1] * 7 + [0] * n, [0, 7, 7 + n])
+    one = shard(
+        [-7.3, *[-1.0] * 6, *[-7.328125] * n], [-7.2, *[-1.1] * 6, *[0.0] * n], [1] * 7 + [0] * n, [0, 7, 7 + n]
+    )
     got = one.summarize()
     assert_agrees(got, [one])
     low = stat(got, "unmasked.sequence.rollout_is_min")

@@ -12,14 +12,17 @@ import oracle
 import pytest
 from made import Shard, analyze, assert_agrees, group_value, value
 from oracle import coverage
+from safetensors.torch import load_file
+
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
-from safetensors.torch import load_file
 
 REAL = Path(__file__).parents[1] / "vectors" / "real"
 FULL = Path(__file__).parents[2].parent / "shared" / "reference" / "real_dumps"
 NAMES = ("healthy", "all_masked", "multi_turn", "bad_rank", "stale")
-needs_full = pytest.mark.skipif(not FULL.is_dir(), reason="the full reference dumps (../shared) are not part of a clone")
+needs_full = pytest.mark.skipif(
+    not FULL.is_dir(), reason="the full reference dumps (../shared) are not part of a clone"
+)
 
 
 def load(folder: Path) -> list[Shard]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from made import Shard, analyze, assert_agrees, shard, stat, value
+
 from rollout_is.analysis.summary import Summary
 
 VECTOR = shard(
