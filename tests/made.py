@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from oracle import Packed, differences
+from agree import differences
+from oracle import Packed
 from oracle import summarize as oracle_summary
 from rollout_is.analysis.pipeline import analyze, summarize
 from safetensors.torch import save_file
