@@ -12,6 +12,7 @@ from rollout_is.dumps.errors import DumpError
 from rollout_is.dumps.text import shown
 
 SUFFIX = ".safetensors"
+_MARKERS = frozenset({"STABLE", "_SUCCESS", "DONE", "COMPLETE"})
 _TEMPORARY = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 Paths = str | Path | Sequence[str | Path]
 
@@ -25,12 +26,15 @@ class Found:
         foreign: paths given (or matched) that hold no shard of ours: for the readers of foreign formats.
         problems: folders and links that could not be followed.
         temporary: how many unfinished files were passed over.
+        marked, unmarked: folders of shards with and without a marker of completeness, which some trainers leave.
     """
 
     files: list[tuple[str, str, str]] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     problems: list[DumpError] = field(default_factory=list)
     temporary: int = 0
+    marked: list[str] = field(default_factory=list)
+    unmarked: list[str] = field(default_factory=list)
 
 
 def as_list(paths: Paths) -> list[str]:
@@ -122,6 +126,9 @@ def _walk(folder: str, seen: set[tuple[int, int]], found: Found) -> Iterator[tup
                 )
             )
             continue
+        names = {entry.name for entry in listed}
+        if any(name.endswith(SUFFIX) for name in names):
+            (found.unmarked if names.isdisjoint(_MARKERS) else found.marked).append(relative or ".")
         for entry in reversed(listed):
             inside = f"{relative}/{entry.name}" if relative else entry.name
             if _is_temporary(entry.name):

@@ -97,6 +97,9 @@ def scan(
             f"{found.temporary} hidden or temporary file{'s' * (found.temporary > 1)} passed over: still being written?"
         )
         notes.append(Note("temporary-files", "info", "", message))
+    if found.marked and found.unmarked:
+        message = f"folders without the marker of completeness that others have: {listing(sorted(found.unmarked), SHOWN)}; still being written?"
+        notes.append(Note("folders-unmarked", "warning", "", message))
     if headers.problems:
         total = len(headers.problems) + len(shards)
         names = listing([problem.where for problem in headers.problems], SHOWN)

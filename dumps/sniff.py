@@ -25,7 +25,7 @@ def what_is_it(first: bytes) -> tuple[str, str, str, str] | None:
             "name it .pt and run rollout-is convert, or write it with DumpWriter",
             "file-is-zip",
         )
-    if first[:1] == b"\x80" and first[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and first[4:8] != b"\0\0\0\0":
+    if first[:1] == b"\x80" and first[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05") and first[8:9] != b"{":
         return (
             "a pickle, which is never loaded (it can run code)",
             "the file was written by pickle.dump and named .safetensors",
