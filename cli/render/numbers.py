@@ -22,9 +22,8 @@ def figure(value: float | None) -> str:
     if not math.isfinite(value):
         return f"{value}"
     size = abs(value)
-    if 1e-3 <= size < 9999.5:
-        # digits by the rounded value, so that 0.99996 is 1.00 and not 1.000
-        rounded = float(f"{size:.2e}")
+    rounded = float(f"{size:.2e}")  # digits by the rounded value, so that 0.99996 is 1.00 and not 1.000
+    if rounded >= 1e-3 and size < 9999.5:
         return f"{value:.{max(0, 2 - math.floor(math.log10(rounded)))}f}"
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     return f"{mantissa}e{int(exponent)}"

@@ -41,7 +41,7 @@ def render(table: Table, terminal: Terminal) -> str:
     """
     chosen = columns_that_fit(table, terminal.width)
     columns = [table.columns[i] for i in chosen]
-    rows = [[row[i] for i in chosen] for row in table.rows]
+    rows = [[Cell(printable(row[i].text), style=row[i].style) for i in chosen] for row in table.rows]
     widths = [max([text_width(c.header), *(text_width(r[k].text) for r in rows)]) for k, c in enumerate(columns)]
     gaps = _gaps(columns)
     # What is too wide still is taken from text, never from numbers: free text is broken, names are shortened in the middle.
@@ -116,7 +116,7 @@ def _least_width(table: Table, chosen: list[int]) -> int:
     total = sum(_gaps([table.columns[i] for i in chosen]))
     for i in chosen:
         column = table.columns[i]
-        width = max([text_width(column.header), *(text_width(row[i].text) for row in table.rows)])
+        width = max([text_width(column.header), *(text_width(printable(row[i].text)) for row in table.rows)])
         total += min(width, _LEAST_WRAP) if column.wrap else width
     return total
 
@@ -151,7 +151,7 @@ def _groups(columns: list[Column], widths: list[int], gaps: list[int], terminal:
 def _row(row: list[Cell], columns: list[Column], widths: list[int], gaps: list[int], terminal: Terminal) -> list[str]:
     """One row; several lines when a free-text cell is broken."""
     parts = [
-        wrap(c.text, width) if column.wrap and text_width(c.text) > width else [shorten(printable(c.text), width)]
+        wrap(c.text, width) if column.wrap and text_width(c.text) > width else [shorten(c.text, width)]
         for c, column, width in zip(row, columns, widths, strict=True)
     ]
     lines = []

@@ -1,0 +1,64 @@
+"""A result reaches its file whole or not at all, and never over another one unasked."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from rollout_is.cli.output import check_output, write_result
+from rollout_is.dumps.errors import UsageError
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    target = tmp_path / "report.txt"
+    write_result("größe\n", target)
+    assert target.read_bytes() == "größe\n".encode()
+    assert os.listdir(tmp_path) == ["report.txt"]
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~mask
+
+
+def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
+    target = tmp_path / "report.txt"
+    target.write_text("old")
+    with pytest.raises(UsageError, match="expected a new file, found an existing one") as error:
+        write_result("new", target)
+    assert error.value.exit_code == 2 and "--force" in error.value.fix
+    assert target.read_text() == "old"
+    write_result("new", target, force=True)
+    assert target.read_text() == "new"
+
+
+@pytest.mark.parametrize(("where", "words"), [("", "found a folder"), ("missing/report.txt", "found none")])
+def test_no_place_for_it(tmp_path: Path, where: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_output(tmp_path / where, force=True)
+
+
+def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere: the question itself is answered here
+    with pytest.raises(UsageError, match="read-only"):
+        check_output(tmp_path / "report.txt", force=False)
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "report.txt"
+    target.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UsageError, match="No space left on device"):
+        write_result("new", target, force=True)
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["report.txt"]
+
+
+def test_stdout_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    write_result("text\n")
+    assert capsys.readouterr().out == "text\n"
