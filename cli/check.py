@@ -17,7 +17,7 @@ from rollout_is.analysis.gate.evaluate import Verdict, evaluate
 from rollout_is.analysis.gate.limits import Limit
 from rollout_is.analysis.summary import Summary
 from rollout_is.cli import options as o
-from rollout_is.cli.github import annotations, write_step_summary
+from rollout_is.cli.github import workflow_commands, write_step_summary
 from rollout_is.cli.junit import to_junit
 from rollout_is.cli.load import load_summary
 from rollout_is.cli.output import check_output, remark, write_result
@@ -104,7 +104,7 @@ def command(
     if github:
         # GitHub reads commands from either stream; a JSON or CSV result must stay whole
         stream = sys.stdout if format_ is o.Format.table and output is None else sys.stderr
-        stream.write(annotations(verdict))
+        stream.write(workflow_commands(verdict))
         write_step_summary(render.to_md(verdict))
     if not config.limits and reference is None:
         remark("no limits configured: only the built-in set was checked (rollout-is baseline writes more)", quiet)

@@ -14,7 +14,7 @@ MOST = 10
 _SUMMARY_LIMIT = 1024 * 1024  # bytes a step may write
 
 
-def annotations(verdict: Verdict) -> str:
+def workflow_commands(verdict: Verdict) -> str:
     """Workflow commands, one a line: errors first, then warnings; beyond ten of a kind the last one counts the rest."""
     errors = [outcome for outcome in verdict.by_urgency() if verdict.counts(outcome)]
     warnings = [o for o in verdict.by_urgency() if o.status != "pass" and not verdict.counts(o)]
