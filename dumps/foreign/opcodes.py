@@ -1,0 +1,88 @@
+"""A pickle read opcode by opcode and never executed: which globals it names, which strings it holds, what it would cost.
+
+This names things for recognition and for error messages and refuses what only an attack would contain. It is not the
+wall: that is the allow-list of ``unpickle`` and the ``weights_only`` loader of torch.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from dataclasses import dataclass, field
+
+_UNICODE = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"})
+_MEMO_SET = frozenset({"BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"})
+_MEMO_GET = frozenset({"BINGET", "LONG_BINGET", "GET"})
+_LONGEST_KEY = 80
+
+
+@dataclass
+class Outline:
+    """What a pickle names.
+
+    Attributes:
+        names: globals asked for, ``module.name``, in order of first appearance.
+        strings: short strings (keys among them).
+        opcodes: how many opcodes were read.
+        complete: False when the limit or the end of the data came before the pickle's own end.
+        problem: why the opcodes could not be read on, empty when they could.
+        consumed: bytes up to and including the pickle's end.
+    """
+
+    names: dict[str, None] = field(default_factory=dict)
+    strings: set[str] = field(default_factory=set)
+    opcodes: int = 0
+    complete: bool = False
+    problem: str = ""
+    consumed: int = 0
+
+
+def outline(data: bytes, *, limit: int | None = None) -> Outline:
+    """Walk the opcodes of a pickle without executing it.
+
+    Args:
+        data: bytes that start with the pickle.
+        limit: stop after this many opcodes; None reads to the end.
+    Returns:
+        the globals and short strings in it.
+
+    >>> import pickle, os
+    >>> list(outline(pickle.dumps(os.getcwd, protocol=4)).names)[0].endswith(".getcwd")
+    True
+    """
+    seen = Outline()
+    memo: dict[int, str] = {}
+    last: list[str] = ["?", "?"]  # the two newest pushes, where STACK_GLOBAL finds module and name
+    try:
+        for opcode, argument, position in pickletools.genops(data):
+            seen.opcodes += 1
+            kind = opcode.name
+            if kind in _UNICODE and isinstance(argument, str):
+                last = [last[1], argument]
+                if len(argument) <= _LONGEST_KEY:
+                    seen.strings.add(argument)
+            elif kind in _MEMO_SET:
+                index = argument if isinstance(argument, int) else len(memo)
+                if index > seen.opcodes:  # a memo index beyond the opcodes so far only serves to make the memo huge
+                    seen.problem = f"memo index {index} after {seen.opcodes} opcodes"
+                    return seen
+                memo[index] = last[1]
+            elif kind in _MEMO_GET and isinstance(argument, int):
+                last = [last[1], memo.get(argument, "?")]
+            elif kind in ("GLOBAL", "INST") and isinstance(argument, str):
+                seen.names[argument.replace(" ", ".", 1)] = None
+                last = [last[1], "?"]
+            elif kind == "STACK_GLOBAL":
+                seen.names[".".join(last)] = None
+                last = [last[1], "?"]
+            elif kind in ("EXT1", "EXT2", "EXT4"):
+                seen.names[f"copyreg extension {argument}"] = None
+            elif kind not in ("PROTO", "FRAME"):
+                last = [last[1], "?"]
+            if kind == "STOP":
+                seen.complete = True
+                seen.consumed = (position or 0) + 1
+            if limit is not None and seen.opcodes >= limit:
+                return seen
+    except (ValueError, IndexError, OverflowError, MemoryError) as error:
+        seen.problem = str(error) or type(error).__name__
+    return seen
