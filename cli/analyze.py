@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rollout_is.analysis.compare.saved import is_saved, read_saved
 from rollout_is.analysis.summary import VIEWS, Summary
 from rollout_is.cli import options as o
 from rollout_is.cli.output import check_output, remark, write_result
@@ -15,6 +18,7 @@ from rollout_is.cli.progress import Progress
 from rollout_is.cli.render import report
 from rollout_is.cli.render.terminal import detect, for_file
 from rollout_is.cli.render.views import LEVELS
+from rollout_is.dumps.errors import UsageError
 
 NOTHING_VALID = 1
 
@@ -65,6 +69,9 @@ def command(
     )
     columns = o.parse_columns(column)
     check_output(output, force)
+    if len(dump) == 1 and is_saved(dump[0]):
+        _refuse_for_saved(dump[0], settings != o.settings_from(), columns or steps)
+        return _report(read_saved(dump[0]), views, levels, format_, output, force, color)
 
     from rollout_is.analysis.pipeline import analyze  # imports torch
 
@@ -82,11 +89,35 @@ def command(
         )
     if summary is None:  # under torchrun only rank 0 holds the result, and prints
         return 0
-    summary = with_findings(summary)
-    write_result(rendered(report.choose(summary, views, levels), format_, output is not None, color), output, force)
     if verbose:
         remark(_runtime(summary), quiet)
+    return _report(summary, views, levels, format_, output, force, color)
+
+
+def _report(
+    summary: Summary,
+    views: Sequence[str],
+    levels: Sequence[str],
+    format_: o.Format,
+    output: Path | None,
+    force: bool,
+    color: o.Color,
+) -> int:
+    summary = report.choose(with_findings(summary), views, levels)
+    write_result(rendered(summary, format_, output is not None, color), output, force)
     return 0 if summary.coverage.get("valid_tokens", 0) else NOTHING_VALID
+
+
+def _refuse_for_saved(path: str, other_settings: bool, selection: object) -> None:
+    """A saved summary holds figures, not tokens: nothing can be computed again from it."""
+    if other_settings or selection:
+        raise UsageError(
+            path,
+            "expected a dump for options that change the figures, found a saved summary",
+            "a summary holds figures, not tokens; only --view, --level and --format can choose among them",
+            "analyze the dump again with these options",
+            code="saved-settings",
+        )
 
 
 def with_findings(summary: Summary) -> Summary:

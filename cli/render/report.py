@@ -53,7 +53,7 @@ def tables(summary: Summary, notes: Footnotes, width: int, unicode: bool = True)
 def to_text(summary: Summary, terminal: Terminal) -> str:
     """Verdict, header, the pad artefact in words, tables, footnotes."""
     footnotes = Footnotes()
-    parts = [verdict(summary, terminal), _header(summary, terminal), pad_artefact(summary, terminal)]
+    parts = [verdict(summary, terminal), labelled(coverage_lines(summary), terminal), pad_artefact(summary, terminal)]
     parts += [render(table, terminal) for table in tables(summary, footnotes, terminal.width, terminal.unicode)]
     parts.append(_notes(summary, footnotes, terminal))
     return "\n".join(part for part in parts if part)
@@ -113,8 +113,8 @@ def _view_rows(prefix: str, views: Views) -> list[list[float | int | str | None]
     ]
 
 
-def _header(summary: Summary, terminal: Terminal) -> str:
-    lines = coverage_lines(summary)
+def labelled(lines: Sequence[tuple[str, str]], terminal: Terminal) -> str:
+    """(label, text) pairs as a column of labels with their texts broken beside it."""
     indent = max(len(label) for label, _ in lines) + 2
     out = []
     for label, text in lines:
