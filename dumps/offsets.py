@@ -39,11 +39,11 @@ def check_offsets(values: Tensor, positions: int, where: str) -> Tensor:
             where, "expected at least [0], found no value", fix="dump [0] for no sequence", code="offsets-empty"
         )
     first, last = int(flat[0]), int(flat[-1])
-    steps = flat[1:] - flat[:-1]
-    falls = steps < 0
-    total = int(flat.sum())
+    falls = flat[1:] < flat[:-1]  # compared, not subtracted: a difference of extremes overflows
+    in_range = int(flat.min()) >= 0 and int(flat.max()) <= positions
+    total = int(flat.sum()) if in_range else -1
     # Lengths sum to T; offsets that start at 0 and end at T cannot, beyond one sequence.
-    if total == positions and positions > 0 and (first != 0 or bool(falls.any())) and int(flat.min()) >= 0:
+    if total == positions and positions > 0 and (first != 0 or bool(falls.any())):
         raise DumpError(
             where,
             f"expected offsets that begin with 0, found lengths: the {flat.numel():,} values sum to {positions:,}, the number of tokens",
