@@ -73,8 +73,8 @@ def shard(
 ) -> Shard:
     """A shard from plain lists or arrays."""
     return Shard(
-        torch.as_tensor(train).to(dtype),
-        torch.as_tensor(rollout).to(dtype),
+        torch.from_numpy(np.array(train, np.float64)).to(dtype),
+        torch.from_numpy(np.array(rollout, np.float64)).to(dtype),
         torch.as_tensor(mask).bool(),
         list(cu),
         {name: torch.as_tensor(value) for name, value in columns.items()},

@@ -156,7 +156,7 @@ def test_sequences_that_span_blocks_and_units(tmp_path: Path) -> None:
 
 def test_masks_with_a_hole_every_few_tokens() -> None:
     rng = np.random.default_rng(9)
-    n = 150_000
+    n = 60_000
     r = -rng.exponential(1.0, n)
     mask = rng.random(n) < 0.5
     cu = np.arange(0, n + 1, 8).tolist()
