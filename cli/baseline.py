@@ -12,7 +12,7 @@ from rollout_is.analysis.gate.baseline import DEFAULT_MARGIN, baseline_limits, l
 from rollout_is.analysis.gate.builtin import with_builtin
 from rollout_is.analysis.gate.evaluate import evaluate
 from rollout_is.cli import options as o
-from rollout_is.cli.load import load_summary
+from rollout_is.cli.load import Loader
 from rollout_is.cli.output import check_output, remark, write_result
 from rollout_is.cli.render.gate import headline, to_text
 from rollout_is.cli.render.terminal import detect
@@ -68,9 +68,7 @@ def command(
     columns = o.parse_columns(column)
     check_output(output, force)
     check_output(limits_out, force)
-    summary = load_summary(
-        dump,
-        settings,
+    loader = Loader(
         columns=columns,
         steps=steps,
         allow_partial=allow_partial,
@@ -78,6 +76,7 @@ def command(
         workers=workers,
         quiet=quiet,
     )
+    summary = loader.summary(dump, settings)
     sound = evaluate(summary, with_builtin([]))
     if not sound.passed:
         import sys

@@ -19,7 +19,7 @@ from rollout_is.analysis.summary import Summary
 from rollout_is.cli import options as o
 from rollout_is.cli.github import workflow_commands, write_step_summary
 from rollout_is.cli.junit import to_junit
-from rollout_is.cli.load import load_summary
+from rollout_is.cli.load import Loader
 from rollout_is.cli.output import check_output, remark, write_result
 from rollout_is.cli.render import gate as render
 from rollout_is.cli.render.terminal import detect, for_file
@@ -87,9 +87,7 @@ def command(
     config = _config(limits)
     reference = _baseline(baseline, config)
     chosen = _limits(config, reference, baseline, margin)
-    summary = load_summary(
-        dump,
-        settings,
+    loader = Loader(
         columns=columns,
         steps=steps,
         allow_partial=allow_partial,
@@ -97,6 +95,7 @@ def command(
         workers=workers,
         quiet=quiet,
     )
+    summary = loader.summary(dump, settings)
     verdict = evaluate(summary, chosen, reference, strict=strict)
     write_result(_rendered(verdict, format_, output is not None, color), output, force)
     if junit is not None:

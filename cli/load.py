@@ -3,54 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rollout_is.analysis.compare.saved import is_saved, read_saved
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
 from rollout_is.cli.progress import Progress
+from rollout_is.dumps.errors import UsageError
+
+if TYPE_CHECKING:
+    from rollout_is.analysis.batch import Consumer
+    from rollout_is.analysis.compare.sequences import SequenceSums
 
 
-def load_summary(
-    paths: Sequence[str],
-    settings: Settings,
-    *,
-    columns: Mapping[str, str] | None = None,
-    steps: str | None = None,
-    allow_partial: bool = False,
-    duplicates: str | None = None,
-    workers: int | None = None,
-    quiet: bool = False,
-) -> Summary:
-    """The summary of what the user named.
+@dataclass
+class Loader:
+    """How dumps are read for one command; saved summaries are read as they are.
 
-    Args:
-        paths: one saved JSON, or the folders, files and globs of one dump.
-        settings: for a dump; a saved summary carries its own.
+    Attributes:
         columns, steps, allow_partial, duplicates, workers: as for ``analyze``.
         quiet: no progress bar.
-
-    Raises:
-        DumpError: a file cannot be read.
+        last: what a caller wants to keep of the latest analyses.
     """
-    if len(paths) == 1 and is_saved(paths[0]):
-        return read_saved(paths[0])
 
-    from rollout_is.analysis.pipeline import analyze  # imports torch
+    columns: Mapping[str, str] = field(default_factory=dict)
+    steps: str | None = None
+    allow_partial: bool = False
+    duplicates: str | None = None
+    workers: int | None = None
+    quiet: bool = False
+    last: list[Summary] = field(default_factory=list)
 
-    with Progress(enabled=not quiet) as progress:
-        summary = analyze(
-            list(paths),
-            settings=settings,
-            columns=dict(columns or {}),
-            steps=steps,
-            allow_partial=allow_partial,
-            duplicates=duplicates,
-            workers=workers,
-            progress=progress,
-        )
-    assert summary is not None, "only ranks of torchrun have no summary, and these commands do not run under it"
-    return summary
+    def summary(self, paths: str | Sequence[str], settings: Settings) -> Summary:
+        """The summary of what the user named.
+
+        Args:
+            paths: one saved JSON, or the folders, files and globs of one dump.
+            settings: for a dump; a saved summary carries its own.
+
+        Raises:
+            DumpError: a file cannot be read.
+            UsageError: options that change the figures are given for a saved summary.
+        """
+        listed = [paths] if isinstance(paths, str) else list(paths)
+        if len(listed) == 1 and is_saved(listed[0]):
+            if replace(settings, by=(), device="cpu") != Settings() or self.columns or self.steps:
+                raise _cannot_change(listed[0])
+            return read_saved(listed[0])
+        return self._analyze(listed, settings, ())
+
+    def with_sequences(self, path: str, settings: Settings) -> tuple[Summary, SequenceSums | None]:
+        """The summary and, of a dump, its per-sequence sums for a paired test."""
+        if is_saved(path):
+            return self.summary(path, settings), None
+
+        from rollout_is.analysis.compare.sequences import SequenceConsumer  # needs the reader
+
+        consumer = SequenceConsumer(settings)
+        summary = self._analyze([path], settings, (consumer,))
+        return summary, summary.extra.get(consumer.name)
+
+    def _analyze(self, paths: list[str], settings: Settings, consumers: Sequence[Consumer]) -> Summary:
+        from rollout_is.analysis.pipeline import analyze  # imports torch
+
+        with Progress(enabled=not self.quiet) as progress:
+            summary = analyze(
+                paths,
+                settings=settings,
+                columns=dict(self.columns),
+                steps=self.steps,
+                allow_partial=self.allow_partial,
+                duplicates=self.duplicates,
+                workers=self.workers,
+                progress=progress,
+                consumers=consumers,
+            )
+        assert summary is not None, "only ranks of torchrun have no summary, and these commands do not run under it"
+        return summary
+
+
+def _cannot_change(path: str) -> UsageError:
+    return UsageError(
+        path,
+        "expected a dump for options that change the figures, found a saved summary",
+        "a saved summary holds figures, not tokens: bounds, masks, columns and steps were fixed when it was made",
+        "analyze the dump again with these options, or leave them out",
+        code="saved-settings",
+    )
 
 
 def label_of(spec: str) -> tuple[str, str]:

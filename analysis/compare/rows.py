@@ -159,12 +159,20 @@ def cluster_count(summary: Summary) -> int:
     return 0
 
 
-def quantile_rows(a: Summary, b: Summary, level: str = "token", view: str = "masked") -> tuple[Row, ...]:
-    """How each order statistic of the log-ratio shifts; extremes are the logs of the extreme weights."""
+def quantile_rows(
+    a: Summary, b: Summary, level: str = "token", view: str = "masked", view_b: str | None = None
+) -> tuple[Row, ...]:
+    """How each order statistic of the log-ratio shifts; extremes are the logs of the extreme weights.
+
+    Args:
+        a, b: the summaries.
+        level: ``token``, ``sequence`` or ``geometric``.
+        view: of both sides; ``view_b`` of the second where it is another.
+    """
     found = []
     for name in QUANTILES:
         key = f"rollout_is_{name}" if name in ("min", "max") else f"log_ratio_{name}"
-        left, right = a.get(f"{view}.{level}.{key}"), b.get(f"{view}.{level}.{key}")
+        left, right = a.get(f"{view}.{level}.{key}"), b.get(f"{view_b or view}.{level}.{key}")
         if left is None or right is None:
             continue
         if name in ("min", "max"):

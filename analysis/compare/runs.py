@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rollout_is.analysis.compare.result import Comparison, Pair, Row, Series
 from rollout_is.analysis.compare.rows import ALPHA, HEADLINE, Tests, corrected, quantile_rows, rows_of
-from rollout_is.analysis.compare.settings_diff import settings_differences
+from rollout_is.analysis.compare.settings_diff import Difference, concerns, settings_differences
 from rollout_is.analysis.compare.steps import BLOCK, common_steps, is_real, step_series
 from rollout_is.analysis.summary import Summary
 from rollout_is.dumps.errors import RolloutIsError
@@ -61,10 +61,12 @@ def compare_runs(
     *,
     view: str = "masked",
     paths: Sequence[str] = HEADLINE,
+    series: Sequence[str] = SERIES,
     tests: Sequence[PairTests | None] | None = None,
     alpha: float = ALPHA,
     block: int = BLOCK,
     ignore_steps: bool = False,
+    expected: Collection[str] = (),
 ) -> Comparison:
     """Compare every side with the first.
 
@@ -72,10 +74,12 @@ def compare_runs(
         sides: two or more.
         view: ``masked`` unless one wants to see what padding did.
         paths: statistics below the view; p-values are corrected over all rows that they give, of all pairs together.
+        series: those that are compared step by step.
         tests: one entry a pair (sides 2, 3, ...), where the sequences are at hand.
         alpha: level of the corrected tests.
         block: steps a block of the block means.
         ignore_steps: compare pooled figures even where no step is common.
+        expected: settings that differ by intent (``settings.mask`` when two masks are compared); they are not listed.
 
     Raises:
         NothingComparable: a side is empty, or both know their steps and share none.
@@ -95,26 +99,61 @@ def compare_runs(
         start = sum(len(rows) for rows in loose[:index])
         rows = flat[start : start + len(loose[index])]
         given = tests[index] if tests else None
-        pairs.append(_pair(first, other, rows, view, given, alpha, block))
+        pairs.append(_pair(first, other, rows, view, given, alpha, block, frozenset(expected), series))
     return Comparison("runs", tuple(pairs), verdict_line(pairs), alpha)
 
 
+def refuse_differences(comparison: Comparison) -> None:
+    """Under ``--strict`` sides with different settings are not compared at all.
+
+    Raises:
+        NothingComparable: any setting differs; names the first and counts the rest.
+    """
+    for pair in comparison.pairs:
+        if pair.differences:
+            first, rest = pair.differences[0], len(pair.differences) - 1
+            more = f" and {rest} more" if rest else ""
+            raise NothingComparable(
+                f"{pair.a} and {pair.b}",
+                f"expected equal settings, found {first.key} {first.a} and {first.b}{more}",
+                "--strict compares like with like only",
+                "leave --strict out to see the differences and the figures side by side",
+                code="compare-settings",
+            )
+
+
 def _pair(
-    a: Side, b: Side, rows: tuple[Row, ...], view: str, tests: PairTests | None, alpha: float, block: int
+    a: Side,
+    b: Side,
+    rows: tuple[Row, ...],
+    view: str,
+    tests: PairTests | None,
+    alpha: float,
+    block: int,
+    expected: frozenset[str],
+    series: Sequence[str],
 ) -> Pair:
     by_step = tests.by_step if tests else None
-    found = (step_series(a.summary, b.summary, f"{view}.{path}", by_step, block, alpha) for path in SERIES)
+    found = (step_series(a.summary, b.summary, f"{view}.{path}", by_step, block, alpha) for path in series)
+    differences = tuple(d for d in settings_differences(a.summary, b.summary) if d.key not in expected)
     return Pair(
         a.label,
         b.label,
-        settings_differences(a.summary, b.summary),
-        rows,
-        tuple(series for series in found if series is not None),
+        differences,
+        tuple(_not_a_regression(row, differences) for row in rows),
+        tuple(one for one in found if one is not None),
         quantile_rows(a.summary, b.summary, "token", view),
         (*_step_notes(a, b), *(tests.notes if tests else ())),
         tests.matched if tests else None,
         tests.clusters if tests else None,
     )
+
+
+def _not_a_regression(row: Row, differences: Sequence[Difference]) -> Row:
+    """Figures of another quantity are neither better nor worse, however far apart they are."""
+    if row.verdict in ("better", "worse") and any(concerns(d, row.statistic) for d in differences):
+        return replace(row, verdict="changed")
+    return row
 
 
 def _refuse_empty(side: Side, view: str) -> None:
@@ -175,7 +214,7 @@ def verdict_line(pairs: Sequence[Pair]) -> str:
             named = pair.defining[0]
             sentences.append(
                 f"{pair.b} does not measure what {pair.a} does: {named.key} is {named.a} there and {named.b} here; "
-                f"{len(real)} of {tested} tested figures differ"
+                f"{len(real)} of {tested} tested figures differ, which is no regression until the settings agree"
             )
         elif not tested:
             sentences.append(f"{pair.b} against {pair.a}: nothing could be tested")
