@@ -9,6 +9,7 @@ import pytest
 import torch
 from made import Settings, Shard, analyze, assert_agrees, randomly, sequences, shard, stat, value, write_dump
 from oracle import coverage
+from safetensors.torch import save_file
 
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
@@ -180,3 +181,44 @@ def test_nonfinite_values_at_valid_tokens() -> None:
     assert value(got, "masked.veto.rollout_is_veto_fraction") == pytest.approx(1 / 5)
     assert value(got, "masked.veto.rollout_is_catastrophic_token_fraction") == pytest.approx(2 / 10)
     assert_agrees(got, [one], **bounds)
+
+
+def test_a_rectangle_equals_its_rows_packed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(12)
+    rows, width = 6, 30
+    r = -rng.exponential(1.0, (rows, width))
+    t = r + 0.2 * rng.standard_normal((rows, width))
+    mask = rng.random((rows, width)) < 0.6
+    mask[2] = False
+    tensors = {
+        "train_logprobs": torch.from_numpy(t).float(),
+        "rollout_logprobs": torch.from_numpy(r).float(),
+        "response_mask": torch.from_numpy(mask),
+    }
+    save_file(tensors, tmp_path / "a.safetensors", {"format": "rollout-is/1", "step": "1", "rank": "0"})
+    packed = Shard(*(x.reshape(-1) for x in tensors.values()), list(range(0, rows * width + 1, width)))
+    got = analyze(tmp_path)
+    assert_agrees(got, [packed])
+    assert got.views == packed.summarize().views
+
+
+def test_labels_of_minus_100_serve_as_the_mask(tmp_path: Path) -> None:
+    one = randomly(np.random.default_rng(13))
+    tensors = one.tensors()
+    del tensors["response_mask"]
+    tensors["labels"] = torch.where(one.mask, torch.arange(len(one.mask)) % 1000, -100)
+    save_file(tensors, tmp_path / "a.safetensors", {"format": "rollout-is/1", "step": "1", "rank": "0"})
+    got = analyze(tmp_path)
+    assert_agrees(got, [one])
+
+
+def test_only_weights_gives_the_same_weights_and_no_mismatch() -> None:
+    one = randomly(np.random.default_rng(14))
+    full, part = one.summarize(), one.summarize(only="weights")
+    for name in ("masked", "padded", "unmasked"):
+        for section in ("token", "sequence", "geometric", "per_sequence", "veto"):
+            a, b = full.views[name][section], part.views[name][section]
+            assert {k: (s.value, s.n, s.log_value) for k, s in a.items()} == {
+                k: (s.value, s.n, s.log_value) for k, s in b.items()
+            }, (name, section)
+        assert all(s.value is None for s in part.views[name].get("mismatch", {}).values())
