@@ -109,7 +109,7 @@ def _run(name: str, args: list[str]) -> int:
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, wherever this typer keeps it
     parsed = get_command(app)
     try:
-        with parsed.make_context(f"rollout-is {name}", args) as context:
+        with parsed.make_context(f"rollout-is {name}", list(args)) as context:
             code = parsed.invoke(context)
     except typer.Exit as done:
         return int(done.exit_code)
@@ -187,6 +187,6 @@ def _bug(error: Exception) -> int:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # stderr closed: the exit code still tells
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr closed: the exit code still tells
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rollout_is.analysis.summary import Group, Statistic, Summary
 from rollout_is.cli.render.footnotes import Footnotes
-from rollout_is.cli.render.numbers import count, sparkline
+from rollout_is.cli.render.numbers import count, figure, sparkline
 from rollout_is.cli.render.table import Cell, Column, Table, cell
 
 # What a row shows of the masked view: (header, section, name, drop order)
@@ -74,7 +74,7 @@ def _remarks(by: str, keys: Sequence[str], groups: Mapping[str, Group], most: in
             values = [max((v for v in b if v is not None), default=None) for b in buckets]
         known = [v for v in values if v is not None]
         if known and min(known) < max(known):
-            remarks.append(f"abs diff over {by}s: {sparkline(values, unicode)}  {min(known):.3g} to {max(known):.3g}")
+            remarks.append(f"abs diff over {by}s: {sparkline(values, unicode)}  {figure(min(known))} to {figure(max(known))}")
     return remarks
 
 

@@ -18,7 +18,8 @@ def worst_tables(summary: Summary) -> list[Table]:
     tables = []
     for kind, records in summary.worst.items():
         if isinstance(records, Sequence) and records and all(isinstance(r, Mapping) for r in records):
-            tables.append(_table(f"worst {kind}, masked, by |log-ratio|", records))
+            by = "mean |d| of a sequence" if kind == "sequences" else "|d|"
+            tables.append(_table(f"worst {kind}, masked, by {by}", records))
     return tables
 
 
