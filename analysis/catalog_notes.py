@@ -65,6 +65,54 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "another length or dtype than the log-probs",
         "write one value a position, or a segment",
     ),
+    "mask-factor-not-applied": (
+        "the dump holds a further mask that a trainer multiplies in; it was not applied",
+        "sample masks and token masks are stored apart",
+        "name the combined mask with --column mask=NAME, or dump it as mask.NAME",
+    ),
+    "folders-unmarked": (
+        "some folders lack the marker of completeness that others have",
+        "the run is still writing them, or died in between",
+        "wait, or read the figures as those of what is there",
+    ),
+    "foreign-remark": ("a foreign dump says something of itself that bears on the figures", "", "read the sentence"),
+    "placeholder-train-logprobs": (
+        "the train log-probs are placeholders (0 everywhere)",
+        "the trainer skipped its own forward pass",
+        "set the option that the message names, and dump again",
+    ),
+    "mask-reconstructed": (
+        "the file holds no masks; they were reconstructed from the log-probs",
+        "an old version of the trainer",
+        "update the trainer; tokens generated with log-prob exactly 0 are missing until then",
+    ),
+    "rows-dropped-by-trainer": ("the trainer itself left rows out of its dump", "its own filters", "nothing"),
+    "pad-rows": ("rows that fill the batch were counted as fully masked", "batch padding for divisibility", "nothing"),
+    "train-equals-rollout": (
+        "the trainer stored the rollout log-probs as its own",
+        "a bypass mode, in which no forward pass of the trainer is made",
+        "switch it off for a dump; otherwise nothing is compared",
+    ),
+    "old-equals-rollout": (
+        "the old policy's log-probs are the rollout's",
+        "the trainer was told to use rollout log-probs as old ones",
+        "compare another pass with --logprobs",
+    ),
+    "train-policy-current": (
+        "the train log-probs are of the current policy, not of the one that sampled",
+        "the trainer dumps them from its loss forward",
+        "read the figures as engine mismatch plus policy drift; dump the first optimizer step alone to tell them apart",
+    ),
+    "fully-masked-not-exported": (
+        "the trainer does not export sequences without a trainable token",
+        "it drops them before it writes",
+        "nothing; the count of fully masked sequences is then no evidence",
+    ),
+    "slices-not-joined": (
+        "context-parallel slices could not be joined into sequences",
+        "the layout of the slices is not recorded, or slices are missing",
+        "dump the layout, or all slices; token statistics hold meanwhile",
+    ),
 }
 
 
