@@ -75,7 +75,7 @@ def scan(
     found = find_files(paths)
     headers = _Headers(chosen, wanted)
     headers.read(found)
-    if not (headers.shards or headers.problems or headers.filtered):
+    if not (headers.shards or headers.problems or headers.filtered or headers.unknown_steps):
         raise _nothing(root, found)
     shards, notes = coverage.settle_duplicates(headers.shards, duplicates)
     if not allow_partial and headers.problems:
