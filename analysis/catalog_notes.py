@@ -13,6 +13,58 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "document ids or loss weights were dumped as a mask",
         "check that the mask is the response mask; weights belong into another column",
     ),
+    "no-valid-tokens": (
+        "the mask is 0 everywhere: nothing could be measured",
+        "another mask column, labels all -100, or a dump written after rejection",
+        "inspect the dump, then choose the mask with --mask or --column mask=NAME",
+    ),
+    "fully-masked-content": (
+        "segments without a valid token whose log-probs are real",
+        "a filter or a rejection rule masked them before the dump",
+        "dump the mask before rejection too (mask.pre_rejection), and read it with --mask pre_rejection",
+    ),
+    "fully-masked-pad-like": (
+        "segments without a valid token that hold one fill value: padding",
+        "packs and batches are filled up",
+        "nothing: they are counted apart; compare padded with masked to see what counting them would do",
+    ),
+    "nonfinite-valid": (
+        "NaN or infinite log-probs at valid tokens; left out of every mean, their sequences left out of the product level",
+        "the engine returned NaN, temperature 0 on one side, or a weight update raced a forward pass",
+        "analyze --top 20 lists them first; check fails on any",
+    ),
+    "nonfinite-masked": ("NaN or infinity where the mask is 0", "fill values", "nothing: they change no figure"),
+    "identical-sides": (
+        "both sides are equal to the last bit at every valid token",
+        "the trainer's forward pass was skipped, or one column was copied; bitwise consistent stacks exist too",
+        "make sure that the trainer computed its own log-probs",
+    ),
+    "both-zero": (
+        "both sides are exactly 0 at valid tokens",
+        "a file that was rewritten while it was read, or placeholders on both sides",
+        "dump again; agreement of zeros says nothing",
+    ),
+    "all-zero-side": (
+        "one side is exactly 0 at every valid token: a placeholder, not a log-prob",
+        "the engine did not return log-probs, or a pass was skipped",
+        "ask the engine for log-probs of the sampled tokens",
+    ),
+    "constant-value": (
+        "one value is repeated on one side where the other side is not near it",
+        "placeholders at tool or prompt tokens inside the mask, or a fill value",
+        "take those tokens out of the mask, or have them scored",
+    ),
+    "positive-logprobs": (
+        "log-probs above 0, kept as they are",
+        "unfused log-softmax in low precision",
+        "up to 1e-6 is rounding; above, compute log-probs in float32",
+    ),
+    "dtype-resolution": (
+        "log-probs stored in 16 bits: differences below the stated resolution are rounding",
+        "the engine or the hook returns bf16 or f16",
+        "dump float32",
+    ),
+    "mask-fill-values": ("values found where the mask is 0, for the curious", "", "nothing: they change no figure"),
     "duplicates-kept": (
         "several shards for one (step, rank), all kept",
         "a resumed run wrote into the folder of the first attempt",
@@ -122,4 +174,7 @@ def notes() -> Mapping[str, Page]:
     >>> notes()["note.mask-values"][0][0]
     'what'
     """
-    return {f"note.{code}": (("what", what), ("why", why), ("do", do)) for code, (what, why, do) in _NOTES.items()}
+    return {
+        f"note.{code}": tuple((label, text) for label, text in (("what", what), ("why", why), ("do", do)) if text)
+        for code, (what, why, do) in _NOTES.items()
+    }

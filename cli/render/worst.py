@@ -9,40 +9,78 @@ from rollout_is.analysis.summary import Summary
 from rollout_is.cli.render.numbers import NULL, figure
 from rollout_is.cli.render.table import Cell, Column, Table
 
-# What stays on the narrowest terminal; the rest goes from the right.
-_STAYS = ("shard", "sequence", "position", "log_ratio")
+# The order in which columns leave a narrow terminal, first to go last in this list; the first four always stay.
+_STAYS = ("shard", "sequence", "position", "log_ratio", "mean_abs_log_ratio")
+_LEAVES = (
+    "train_logprob",
+    "rollout_logprob",
+    "token_id",
+    "valid_tokens",
+    "nonfinite_tokens",
+    "geometric_log_ratio",
+    "sequence_id",
+    "length",
+    "rank",
+    "step",
+    "index",
+    "neighbours",
+)
+_HEADERS = {
+    "train_logprob": "train",
+    "rollout_logprob": "rollout",
+    "log_ratio": "d",
+    "mean_abs_log_ratio": "mean |d|",
+    "geometric_log_ratio": "mean d",
+    "valid_tokens": "valid",
+    "nonfinite_tokens": "non-finite",
+    "neighbours": "neighbours, train/rollout",
+}
+_SEQUENCE_HEADERS = _HEADERS | {"log_ratio": "sum d"}
+_NOT_FINITE = "not finite"
 
 
 def worst_tables(summary: Summary) -> list[Table]:
     """One table a kind (``sequences``, ``tokens``), a column for each key that any record holds."""
     tables = []
-    for kind, records in summary.worst.items():
+    for kind, by, headers in (
+        ("sequences", "mean |d| of a sequence", _SEQUENCE_HEADERS),
+        ("tokens", "|d|", _HEADERS),
+    ):
+        records = summary.worst.get(kind)
         if isinstance(records, Sequence) and records and all(isinstance(r, Mapping) for r in records):
-            by = "mean |d| of a sequence" if kind == "sequences" else "|d|"
-            tables.append(_table(f"worst {kind}, masked, by {by}", records))
+            tables.append(_table(f"worst {kind}, masked, by {by}", records, headers))
     return tables
 
 
-def _table(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
+def _table(title: str, records: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> Table:
     keys = list(dict.fromkeys(key for record in records for key in record))
-    keys = [key for key in keys if any(record.get(key) is not None for record in records)]
+    keys = [key for key in keys if any(record.get(key) not in (None, 0, []) for record in records)]
     columns = tuple(
         Column(
-            key,
-            "left" if any(isinstance(r.get(key), str) for r in records) else "right",
-            drop=0 if key in _STAYS else number,
+            headers.get(key, key),
+            "left" if key == "neighbours" or any(isinstance(r.get(key), str) for r in records) else "right",
+            drop=0 if key in _STAYS else _LEAVES.index(key) + 1 if key in _LEAVES else len(_LEAVES) + 1,
         )
-        for number, key in enumerate(keys, start=1)
+        for key in keys
     )
-    return Table(title, columns, tuple(tuple(_cell(record.get(key)) for key in keys) for record in records))
+    return Table(title, columns, tuple(tuple(_cell(key, record.get(key)) for key in keys) for record in records))
 
 
-def _cell(value: Any) -> Cell:
+def _cell(key: str, value: Any) -> Cell:
     if value is None:
-        return Cell(NULL, None, "dim")
+        # the engine stores what JSON cannot: a NaN or an infinity is null there
+        return Cell(_NOT_FINITE if key.endswith(("logprob", "log_ratio")) else NULL, None, "dim")
     if isinstance(value, float):
         return Cell(figure(value), value)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        text = " ".join(figure(v) if isinstance(v, float) else NULL if v is None else str(v) for v in value)
+        text = "  ".join(map(_neighbour, value))
         return Cell(text, text)
     return Cell(str(value), value)
+
+
+def _neighbour(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return str(value)
+    both = f"{figure(value.get('train_logprob'))}/{figure(value.get('rollout_logprob'))}"
+    token = value.get("token_id")
+    return both if token is None else f"{token}:{both}"

@@ -87,7 +87,7 @@ def test_every_note_code_of_the_code_is_explained() -> None:
     missing = []
     for room in ("analysis", "dumps"):
         for path in (ROOT / room).rglob("*.py"):
-            for code in re.findall(r'\bNote\(\s*"([a-z0-9-]+)"', path.read_text(encoding="utf-8")):
+            for code in re.findall(r'\b[Nn]ote\(\s*"([a-z0-9-]+)"', path.read_text(encoding="utf-8")):
                 if f"note.{code}" not in pages and len(code) > 1:
                     missing.append(f"{path.name}: {code}")
     assert not missing
