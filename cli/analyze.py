@@ -87,8 +87,6 @@ def command(
             local=local,
             progress=progress,
         )
-    if summary is None:  # under torchrun only rank 0 holds the result, and prints
-        return 0
     if verbose:
         remark(_runtime(summary), quiet)
     return _report(summary, views, levels, format_, output, force, color)

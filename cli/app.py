@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
+from rollout_is.cli.output import secondary_rank
 from rollout_is.dumps.errors import RolloutIsError, UsageError
 
 # name -> (module, one line of help); the order is that of the help page
@@ -61,7 +62,9 @@ def main(argv: Sequence[str] | None = None, stdout: IO[str] | None = None, stder
             sys.stdout.flush()
             return code
         except RolloutIsError as error:
-            _say(f"error: {error}")
+            # under torchrun all ranks end with the same error, and one of them says it
+            if not secondary_rank():
+                _say(f"error: {error}")
             return error.exit_code
         except KeyboardInterrupt:
             _say("interrupted")

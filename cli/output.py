@@ -10,6 +10,12 @@ from pathlib import Path
 from rollout_is.dumps.errors import UsageError
 
 
+def secondary_rank() -> bool:
+    """Whether this process is a rank other than 0 of ``torchrun``: every rank computes, rank 0 alone speaks."""
+    launched = all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"))
+    return launched and os.environ["RANK"] != "0"
+
+
 def check_output(path: Path | None, force: bool) -> None:
     """Refuse an output file that exists or cannot be written, before any work is done.
 
@@ -56,6 +62,8 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
     Raises:
         UsageError: see ``check_output``, or the disk refuses the write.
     """
+    if secondary_rank():
+        return
     if output is None:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -87,5 +95,5 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
 
 def remark(text: str, quiet: bool = False) -> None:
     """One line for the human at the terminal, on stderr; ``-q`` silences it."""
-    if not quiet:
+    if not quiet and not secondary_rank():
         sys.stderr.write(text + "\n")

@@ -7,12 +7,14 @@ import time
 from types import TracebackType
 from typing import Self
 
+from rollout_is.cli.output import secondary_rank
+
 PATIENCE = 1.0
 _EVERY = 0.1
 
 
 class Progress:
-    """Callable as ``progress(done_bytes, total_bytes)``; a context manager that wipes its line.
+    """Callable as ``progress(done, total)``, in positions; a context manager that wipes its line.
 
     Args:
         enabled: False never shows anything (``-q``).
@@ -22,7 +24,7 @@ class Progress:
     """
 
     def __init__(self, enabled: bool = True) -> None:
-        self._enabled = enabled and sys.stderr.isatty()
+        self._enabled = enabled and not secondary_rank() and _is_tty()
         self._started = time.monotonic()
         self._last = 0.0
         self._width = 0
@@ -34,7 +36,7 @@ class Progress:
         self._last = now
         share = min(done / total, 1.0) if total else 0.0
         left = (now - self._started) * (1 - share) / share if share > 0 else 0.0
-        text = f"reading {share:4.0%} of {total / 1e9:.2f} GB, {left:.0f} s left"
+        text = f"{share:4.0%} of {total / 1e6:,.0f} million positions, {left:.0f} s left"
         self._width = max(self._width, len(text))
         sys.stderr.write("\r" + text.ljust(self._width))
         sys.stderr.flush()
@@ -48,3 +50,7 @@ class Progress:
         if self._width:
             sys.stderr.write("\r" + " " * self._width + "\r")
             sys.stderr.flush()
+
+
+def _is_tty() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
