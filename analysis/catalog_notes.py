@@ -65,6 +65,41 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "dump float32",
     ),
     "mask-fill-values": ("values found where the mask is 0, for the curious", "", "nothing: they change no figure"),
+    "outside-tokens": (
+        "positions past the last boundary of cu_seqlens; all masked, so they are padding",
+        "the pad tail of a pack has no segment of its own",
+        "nothing: the masked figures are the same in either layout",
+    ),
+    "empty-shard": (
+        "a shard without positions",
+        "a rank had no data at this step",
+        "nothing: it contributes nothing, never a 0",
+    ),
+    "shard-left-out": (
+        "a shard that could not be read was left out (--allow-partial)",
+        "a crash while writing, a broken copy",
+        "dump it again; the figures are those of the other shards",
+    ),
+    "no-pre-rejection-mask": (
+        "only one mask was dumped",
+        "trainers overwrite the mask when they reject tokens",
+        "dump the mask before rejection too, as mask.pre_rejection, to see what was rejected",
+    ),
+    "duplicate-sequences": (
+        "sequences that are equal bit for bit to others",
+        "a batch filled up with copies of real rows, or one shard written twice",
+        "read the figures without them, which stand beside",
+    ),
+    "duplicate-shards": (
+        "a shard repeats another one's sequences",
+        "two ranks wrote the same data (tensor or sequence parallel copies), or a file was copied",
+        "dump only on the ranks that own data",
+    ),
+    "masks-identical": (
+        "the mask is on everywhere: masking changes nothing",
+        "the dump holds response tokens only, or the wrong mask was dumped",
+        "check the mask if prompts are in the dump",
+    ),
     "duplicates-kept": (
         "several shards for one (step, rank), all kept",
         "a resumed run wrote into the folder of the first attempt",

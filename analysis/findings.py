@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from rollout_is.analysis.summary import Finding, Statistic, Summary
 
@@ -218,7 +217,5 @@ def _short(value: float | None) -> str:
 
 def _dump(s: Summary) -> str:
     """The dump's paths as a shell takes them."""
-    paths: Any = s.source.get("paths") or s.source.get("path")
-    if isinstance(paths, str):
-        paths = [paths]
-    return shlex.join(map(str, paths)) if paths else "DUMP"
+    path = str(s.source.get("path", ""))
+    return shlex.join(path.split(", ")) if path else "DUMP"

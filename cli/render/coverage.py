@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollout_is.analysis.summary import Summary
-from rollout_is.cli.render.numbers import count, percent
+from rollout_is.cli.render.numbers import NULL, count, percent
 
 _ROLES = ("train", "rollout", "mask", "offsets", "packs")
 
@@ -32,6 +32,10 @@ def coverage_lines(summary: Summary) -> list[tuple[str, str]]:
             ),
         ),
     ]
+    if c.get("outside_positions"):
+        lines.append(("outside", f"{count(c['outside_positions'])} positions past the last boundary, all masked"))
+    if c.get("shards_left_out"):
+        lines.append(("left out", f"{count(c['shards_left_out'])} shards that cannot be read"))
     if c.get("nonfinite_valid_tokens"):
         lines.append(
             ("non-finite", f"{count(c['nonfinite_valid_tokens'])} valid tokens, left out of the token statistics")
@@ -39,16 +43,11 @@ def coverage_lines(summary: Summary) -> list[tuple[str, str]]:
     used = _columns(summary)
     if used:
         lines.append(("columns", used))
+    train, rollout = summary.settings.get("train", "train"), summary.settings.get("rollout", "rollout")
+    if (train, rollout) != ("train", "rollout"):
+        lines.append(("passes", f"{train} in the place of train, {rollout} in the place of rollout"))
     lines.append(("mask", _mask(summary)))
     return lines
-
-
-def name_of(summary: Summary) -> str:
-    """The dump's name as a command line takes it, for the next command to run."""
-    paths = summary.source.get("paths") or summary.source.get("path") or summary.source.get("name")
-    if isinstance(paths, str):
-        return paths
-    return " ".join(map(str, paths)) if paths else "DUMP"
 
 
 def spans(numbers: object) -> str:
@@ -58,7 +57,7 @@ def spans(numbers: object) -> str:
     ('1-3, 7', '4', '-')
     """
     if not isinstance(numbers, list | tuple):
-        return "-" if numbers is None else str(numbers)
+        return NULL if numbers is None else str(numbers)
     values = sorted({n for n in numbers if isinstance(n, int)})
     out: list[str] = []
     start = 0
@@ -68,25 +67,24 @@ def spans(numbers: object) -> str:
             start = i + 1
     if len(out) > 6:
         out = [*out[:5], "...", out[-1]]
-    return ", ".join(out) or "-"
+    return ", ".join(out) or NULL
 
 
 def _dump(summary: Summary) -> str:
     c = summary.coverage
-    parts = [name_of(summary)]
+    parts = [str(summary.source.get("path", "tensors"))]
     shards = c.get("shards", 0)
     parts.append(f"{count(shards)} shard{'s' if shards != 1 else ''}")
-    for label, key in (("steps", "step_list"), ("ranks", "rank_list")):
-        held = c.get(key, summary.source.get(label, c.get(label)))
-        parts.append(f"{label} {spans(held)}" if isinstance(held, list | tuple) else f"{count(held)} {label}")
-    if fmt := summary.source.get("format"):
-        parts.append(str(fmt) if isinstance(fmt, str) else ", ".join(map(str, fmt)))
+    for label in ("steps", "ranks"):
+        held = summary.source.get(label)
+        parts.append(f"{label} {spans(held)}" if held else f"{label} unknown")
+    parts += [str(fmt) for fmt in summary.source.get("formats", ())]
     return ", ".join(parts)
 
 
 def _columns(summary: Summary) -> str:
-    used: Any = summary.source.get("columns") or summary.coverage.get("columns") or {}
-    dtypes: Any = summary.source.get("dtypes") or summary.coverage.get("dtypes") or {}
+    used: Any = summary.source.get("columns") or {}
+    dtypes: Any = summary.source.get("dtypes") or {}
     if not isinstance(used, Mapping):
         return ""
     roles = [r for r in _ROLES if r in used] + [r for r in used if r not in _ROLES]

@@ -74,7 +74,9 @@ def _remarks(by: str, keys: Sequence[str], groups: Mapping[str, Group], most: in
             values = [max((v for v in b if v is not None), default=None) for b in buckets]
         known = [v for v in values if v is not None]
         if known and min(known) < max(known):
-            remarks.append(f"abs diff over {by}s: {sparkline(values, unicode)}  {figure(min(known))} to {figure(max(known))}")
+            remarks.append(
+                f"abs diff over {by}s: {sparkline(values, unicode)}  {figure(min(known))} to {figure(max(known))}"
+            )
     return remarks
 
 

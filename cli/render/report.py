@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rollout_is.analysis.summary import Group, Statistic, Summary, Views
+from rollout_is.cli.render.copies import copies_table
 from rollout_is.cli.render.coverage import coverage_lines
 from rollout_is.cli.render.footnotes import Footnotes, note_lines
 from rollout_is.cli.render.groups import group_tables
@@ -47,6 +48,8 @@ def tables(summary: Summary, notes: Footnotes, width: int, unicode: bool = True)
         if table is not None:
             # what pads do to it is the reason that this tool exists: the per-sequence family comes first
             out.insert(0, table) if section == "per_sequence" else out.append(table)
+    copies = copies_table(summary, notes)
+    out += [copies] if copies is not None else []
     return out + group_tables(summary, notes, unicode) + worst_tables(summary)
 
 

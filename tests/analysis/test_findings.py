@@ -47,7 +47,7 @@ def summary(
 
     masked = HEALTHY | (figures or {})
     return Summary(
-        {"paths": ["my dump"]},
+        {"path": "my dump"},
         COVERAGE | (coverage or {}),
         {"mask": "response_mask"},
         {"masked": views(masked), "padded": views(masked | (padded or {}))},

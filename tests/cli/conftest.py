@@ -60,7 +60,13 @@ def make_summary() -> Callable[..., Summary]:
             "nonfinite_valid_tokens": 0,
         }
         summary = Summary(
-            source={"paths": ["my dump"], "format": "rollout-is/1", "columns": {"train": "train_logprobs"}},
+            source={
+                "path": "my dump",
+                "formats": ["rollout-is/1"],
+                "columns": {"train": ["train_logprobs"]},
+                "steps": [1],
+                "ranks": [0],
+            },
             coverage=coverage | changes.pop("coverage", {}),
             settings={"mask": "response_mask", "lower": 0.5, "upper": 2.0},
             views={"unmasked": views(MASKED), "padded": views(PADDED), "masked": views(MASKED)},

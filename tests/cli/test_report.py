@@ -147,9 +147,7 @@ def test_a_thousand_groups_are_counted_not_listed(make_summary: Make) -> None:
 
 
 def test_markdown_means_what_it_says_even_with_hostile_names(make_summary: Make) -> None:
-    summary = make_summary(
-        source={"paths": ["a|b`<script>`"]}, notes=(Note("x", "info", "", "a | b\n# not a heading"),)
-    )
+    summary = make_summary(source={"path": "a|b`<script>`"}, notes=(Note("x", "info", "", "a | b\n# not a heading"),))
     text = report.to_md(summary)
     assert "<script>" not in text.replace("\\<script>", "")
     assert "\n# not a heading" not in text
