@@ -92,14 +92,16 @@ def compare_runs(
         if not ignore_steps:
             _refuse_disjoint(first, other)
         given = tests[index] if tests else None
-        loose.append(rows_of(first.summary, other.summary, paths, view, given.pooled if given else None))
+        rows = rows_of(first.summary, other.summary, paths, view, given.pooled if given else None)
+        _refuse_no_row(first, other, rows)
+        loose.append(rows)
     flat = corrected([row for rows in loose for row in rows], alpha)
     pairs = []
     for index, other in enumerate(others):
         start = sum(len(rows) for rows in loose[:index])
-        rows = flat[start : start + len(loose[index])]
         given = tests[index] if tests else None
-        pairs.append(_pair(first, other, rows, view, given, alpha, block, frozenset(expected), series))
+        found = flat[start : start + len(loose[index])]
+        pairs.append(_pair(first, other, found, view, given, alpha, block, frozenset(expected), series))
     return Comparison("runs", tuple(pairs), verdict_line(pairs), alpha)
 
 
@@ -157,14 +159,6 @@ def _not_a_regression(row: Row, differences: Sequence[Difference]) -> Row:
 
 
 def _refuse_empty(side: Side, view: str) -> None:
-    if view not in side.summary.views:
-        raise NothingComparable(
-            side.label,
-            f"expected the view {view!r}, found {', '.join(side.summary.views) or 'none'}",
-            "the summary was made without it",
-            "analyze the dump again, or choose another --view",
-            code="compare-no-view",
-        )
     tokens = side.summary.coverage.get("valid_tokens")
     if tokens == 0 or (view == "unmasked" and side.summary.coverage.get("positions") == 0):
         raise NothingComparable(
@@ -173,6 +167,26 @@ def _refuse_empty(side: Side, view: str) -> None:
             "every position is masked, or the dump is empty",
             f"rollout-is inspect {side.label}",
             code="compare-empty-side",
+        )
+    if view not in side.summary.views:
+        raise NothingComparable(
+            side.label,
+            f"expected the view {view!r}, found {', '.join(side.summary.views) or 'none'}",
+            "the summary was made without it",
+            "analyze the dump again, or choose another --view",
+            code="compare-no-view",
+        )
+
+
+def _refuse_no_row(a: Side, b: Side, rows: Sequence[Row]) -> None:
+    if not any(row.change is not None for row in rows):
+        found = f"none of {len(rows)}" if rows else "none at all"
+        raise NothingComparable(
+            f"{a.label} and {b.label}",
+            f"expected a statistic with a value on both sides, found {found}",
+            "one of the summaries was made with other options (--only weights), or its figures are null",
+            "analyze both dumps with the same options, or choose statistics with --stat",
+            code="compare-no-statistic",
         )
 
 
