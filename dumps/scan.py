@@ -79,10 +79,10 @@ def scan(
         raise _nothing(root, found)
     shards, notes = coverage.settle_duplicates(headers.shards, duplicates)
     if not allow_partial and headers.problems:
-        raise _together(headers.problems, len(headers.shards) + len(headers.problems), root)
+        raise together(headers.problems, len(headers.shards) + len(headers.problems), root)
     if not shards:
         if headers.problems:
-            raise _together(headers.problems, len(headers.problems), root)
+            raise together(headers.problems, len(headers.problems), root)
         raise wanted.nothing_left(headers.filtered, root)
     shards = sorted(shards, key=lambda shard: shard.sort_key)
     notes += coverage.missing_ranks(shards, headers.bad_places, root, allow_partial)
@@ -248,7 +248,7 @@ def _nothing(root: str, found: Found) -> DumpError:
     )
 
 
-def _together(problems: list[DumpError], total: int, root: str) -> DumpError:
+def together(problems: list[DumpError], total: int, root: str) -> DumpError:
     """All bad shards in one error; one alone is itself."""
     if len(problems) == 1:
         return problems[0]

@@ -1,0 +1,113 @@
+"""Standard errors clustered by sequence (or by group): sqrt(G/(G-1) * sum_g (S_g - mean * n_g)^2) / N.
+
+The pooled mean is known only at the end, so each unit keeps its residual sums about its own mean; they move to any other
+mean exactly. Source: the linearised variance of a ratio estimator (Cochran, Sampling Techniques, 1977, section 6.4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollout_is.analysis.batch import Floats, Ints
+
+
+@dataclass(frozen=True)
+class ClusterRow:
+    """Residual sums of Q quantities over the clusters of one unit.
+
+    Attributes:
+        clusters: G.
+        centre: float64 [Q] the unit's own means.
+        squares, cross: float64 [Q] sum of (S_g - c n_g)^2 and of (S_g - c n_g) n_g.
+        sizes: sum of n_g^2.
+    """
+
+    clusters: int
+    centre: Floats
+    squares: Floats
+    cross: Floats
+    sizes: float
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """Sums by ``group_ids`` in one unit: groups may go on in other units of the same step.
+
+    Attributes:
+        step: -1 when unknown; groups of different steps are different clusters.
+        ids: int64 [g].
+        n: float64 [g] tokens (or sequences).
+        sums: float64 [Q, g].
+    """
+
+    step: int
+    ids: Ints
+    n: Floats
+    sums: Floats
+
+
+def row_of(sums: Floats, n: Floats) -> ClusterRow:
+    """Residual sums of clusters given their totals, float64 [Q, g], and sizes, float64 [g]."""
+    total = n.sum()
+    centre = sums.sum(axis=1) / total if total else np.zeros(len(sums))
+    residual = sums - centre[:, None] * n
+    return ClusterRow(
+        clusters=len(n),
+        centre=centre,
+        squares=np.square(residual).sum(axis=1),
+        cross=(residual * n).sum(axis=1),
+        sizes=float(np.square(n).sum()),
+    )
+
+
+def fold_groups(step: int, ids: Ints, sums: Floats, n: Floats) -> GroupTable:
+    """Totals by group of per-sequence sums."""
+    unique, inverse = np.unique(ids, return_inverse=True)
+    out = np.zeros((len(sums), len(unique)))
+    for q in range(len(sums)):
+        out[q] = np.bincount(inverse, weights=sums[q], minlength=len(unique))
+    return GroupTable(step, unique, np.bincount(inverse, weights=n, minlength=len(unique)), out)
+
+
+def rows_of_groups(tables: Iterable[GroupTable]) -> list[ClusterRow]:
+    """Join the tables of each step (they must come in unit order: the sums of a split group depend on it)."""
+    by_step: dict[int, list[GroupTable]] = {}
+    for table in tables:
+        by_step.setdefault(table.step, []).append(table)
+    rows = []
+    for step in sorted(by_step):
+        parts = by_step[step]
+        joined = fold_groups(
+            step,
+            np.concatenate([p.ids for p in parts]),
+            np.concatenate([p.sums for p in parts], axis=1),
+            np.concatenate([p.n for p in parts]),
+        )
+        rows.append(row_of(joined.sums, joined.n))
+    return rows
+
+
+def standard_error(rows: Iterable[ClusterRow], quantity: int, mean: float, total: float) -> float | None:
+    """The standard error of the pooled mean of one quantity; None for fewer than two clusters or where it overflows.
+
+    Args:
+        rows: of all units.
+        quantity: index into Q.
+        mean: the pooled mean.
+        total: N, all tokens (or sequences).
+    """
+    rows = list(rows)
+    clusters = sum(r.clusters for r in rows)
+    if clusters < 2 or not math.isfinite(mean):
+        return None
+    terms = []
+    for r in rows:
+        shift = mean - float(r.centre[quantity])
+        terms += [float(r.squares[quantity]), -2.0 * shift * float(r.cross[quantity]), shift * shift * r.sizes]
+    if not all(map(math.isfinite, terms)):
+        return None
+    return math.sqrt(max(0.0, math.fsum(terms)) * clusters / (clusters - 1)) / total

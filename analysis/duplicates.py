@@ -1,0 +1,154 @@
+"""Exact duplicate sequences: candidates by an order-free checksum of the raw bits, confirmed by comparing bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rollout_is.analysis.batch import Ints
+
+if TYPE_CHECKING:
+    from rollout_is.dumps.shard import OpenShard, ShardInfo
+
+ENTRIES = 1 << 21  # sequences remembered; beyond that a fixed share of all, chosen by their checksum
+COMPARED = 4096  # candidate sequences whose bytes are compared
+
+
+@dataclass
+class DuplicateIndex:
+    """Checksums of the sequences of a dump, bounded: past ENTRIES only those with ``hash % thinning == 0`` are kept."""
+
+    thinning: int = 1
+    parts: list[Ints] = field(default_factory=list)  # int64 [4, k]: shard, segment, valid tokens, checksum
+    size: int = 0
+    open_parts: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # fragments: [n, checksum]
+
+    def add(self, shard: int, checksums: tuple[Ints, Ints, Ints], *, fragment: bool) -> None:
+        """The sequences of one unit, or the part of one that a fragment holds."""
+        segment, n, value = checksums
+        if fragment:
+            for s, count, x in zip(segment.tolist(), n.tolist(), value.tolist(), strict=True):
+                entry = self.open_parts.setdefault((shard, s), [0, 0])
+                entry[0] += count
+                entry[1] = (entry[1] + x) & 0xFFFFFFFF
+            return
+        rows = np.stack([np.full(len(segment), shard, dtype=np.int64), segment, n, value])
+        self.parts.append(rows[:, _hash(rows) % self.thinning == 0] if self.thinning > 1 else rows)
+        self.size += self.parts[-1].shape[1]
+        self._thin()
+
+    def merge(self, other: DuplicateIndex) -> None:
+        """Take in what another rank saw."""
+        self.thinning = max(self.thinning, other.thinning)
+        self.parts = [p[:, _hash(p) % self.thinning == 0] for p in self.parts + other.parts]
+        self.size = sum(p.shape[1] for p in self.parts)
+        for key, (n, value) in other.open_parts.items():
+            entry = self.open_parts.setdefault(key, [0, 0])
+            entry[0] += n
+            entry[1] = (entry[1] + value) & 0xFFFFFFFF
+        self._thin()
+
+    def _thin(self) -> None:
+        while self.size > ENTRIES:
+            self.thinning *= 2
+            self.parts = [p[:, _hash(p) % self.thinning == 0] for p in self.parts]
+            self.size = sum(p.shape[1] for p in self.parts)
+
+    def candidates(self) -> list[list[tuple[int, int]]]:
+        """Sets of two and more (shard, segment) whose length and checksum agree, each set in place order."""
+        rows = [*self.parts]
+        if self.open_parts:
+            keys = sorted(self.open_parts)
+            rows.append(np.array([[s, g, *self.open_parts[s, g]] for s, g in keys], dtype=np.int64).T)
+        if not rows:
+            return []
+        table = np.concatenate(rows, axis=1)
+        table = table[:, np.lexsort((table[1], table[0], table[3], table[2]))]
+        same = (table[2, 1:] == table[2, :-1]) & (table[3, 1:] == table[3, :-1])
+        out: list[list[tuple[int, int]]] = []
+        for i in np.flatnonzero(same):
+            place, before = (int(table[0, i + 1]), int(table[1, i + 1])), (int(table[0, i]), int(table[1, i]))
+            if out and out[-1][-1] == before:
+                out[-1].append(place)
+            else:
+                out.append([before, place])
+        return out
+
+
+def _hash(rows: Ints) -> Ints:
+    """Spread of (n, checksum): the checksum's low bits alone may be all alike."""
+    with np.errstate(over="ignore"):
+        mixed = (rows[3] * np.int64(-7046029254386353131)) ^ (rows[2] * np.int64(-4417276706812531889))
+    out: Ints = (mixed >> 33) & 0x3FFFFFFF
+    return out
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """What was found.
+
+    Attributes:
+        copies: (shard, segment) of every copy but the first of each set.
+        originals: (shard, segment) of the first, aligned with ``copies``.
+        unchecked: candidates whose bytes were not compared.
+        thinning: one in how many sequences was looked at.
+    """
+
+    copies: tuple[tuple[int, int], ...]
+    originals: tuple[tuple[int, int], ...]
+    unchecked: int
+    thinning: int
+
+
+def confirm(
+    index: DuplicateIndex, shards: Mapping[int, ShardInfo], opener: Callable[[ShardInfo], OpenShard]
+) -> Duplicates:
+    """Compare the bytes of the candidates: same tokens (where dumped), both log-probs and mask."""
+    sets = index.candidates()
+    wanted: list[tuple[int, int]] = []
+    unchecked = 0
+    for group in sets:
+        if len(wanted) + len(group) <= COMPARED:
+            wanted += group
+        else:
+            unchecked += len(group) - 1
+    content = _contents(sorted(set(wanted)), shards, opener)
+    copies: list[tuple[int, int]] = []
+    originals: list[tuple[int, int]] = []
+    for group in sets:
+        first: dict[bytes, tuple[int, int]] = {}
+        for place in group:
+            if place not in content:
+                continue
+            known = first.setdefault(content[place], place)
+            if known != place:
+                copies.append(place)
+                originals.append(known)
+    return Duplicates(tuple(copies), tuple(originals), unchecked, index.thinning)
+
+
+def _contents(
+    places: list[tuple[int, int]], shards: Mapping[int, ShardInfo], opener: Callable[[ShardInfo], OpenShard]
+) -> dict[tuple[int, int], bytes]:
+    """A 32-byte digest of all the bytes of each sequence's valid positions."""
+    import hashlib
+
+    from rollout_is.analysis.select import bits_of, valid_of
+
+    out: dict[tuple[int, int], bytes] = {}
+    for number in sorted({shard for shard, _ in places}):
+        info = shards[number]
+        with opener(info) as shard:
+            offsets = shard.offsets().numpy()
+            for _, segment in (p for p in places if p[0] == number):
+                digest = hashlib.sha256()
+                for start in range(int(offsets[segment]), int(offsets[segment + 1]), 1 << 16):
+                    stop = min(start + (1 << 16), int(offsets[segment + 1]))
+                    valid, _ = valid_of(shard.read("mask", start, stop), info, start)
+                    for role in ("train", "rollout", *(["token_ids"] if "token_ids" in info.columns else [])):
+                        digest.update(np.ascontiguousarray(bits_of(shard.read(role, start, stop))[valid]).tobytes())
+                out[number, segment] = digest.digest()
+    return out

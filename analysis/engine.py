@@ -1,0 +1,467 @@
+"""One unit in, one partial out: read in cache-sized blocks, split by mask, sum, and hand every block to the consumers.
+
+Nothing here knows how many workers there are. All float sums of a unit are made inside the unit, in a fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rollout_is.analysis import grouped, sums
+from rollout_is.analysis.batch import Block, Consumer, Floats, Ints, SequenceTable, Unit
+from rollout_is.analysis.observe import KNOWN_FILLS, Observations, all_nan_pieces, is_known_fill
+from rollout_is.analysis.ops import make_ops
+from rollout_is.analysis.rows import (
+    FragmentSums,
+    Population,
+    Row,
+    SequenceFacts,
+    sequence_row,
+    token_row,
+)
+from rollout_is.analysis.select import Picker, fold32, valid_of
+from rollout_is.analysis.settings import Settings
+from rollout_is.analysis.sums import Bounds, Sums, Table, Workspace
+from rollout_is.analysis.units import BLOCK_POSITIONS
+from rollout_is.analysis.worst import WorstSequences, WorstTokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rollout_is.dumps.shard import OpenShard
+
+PILOT = 4096  # tokens that the unit's shift is taken from
+
+
+@dataclass
+class Coverage:
+    """Whole numbers of one unit or group. A fragment counts no segments: they are counted when it is joined."""
+
+    positions: int = 0
+    valid: int = 0
+    segments: int = 0
+    sequences: int = 0
+    padlike: int = 0
+    content: int = 0
+    zero_length: int = 0
+
+    def add(self, other: Coverage) -> None:
+        for name in self.__dataclass_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass
+class Partial:
+    """What one unit gives. ``rows[(by, label)]`` holds (masked, unmasked) rows; ("", "") is the unit as a whole."""
+
+    unit: Unit
+    rows: dict[tuple[str, str], tuple[Row, Row | None]]
+    coverage: dict[tuple[str, str], Coverage]
+    observations: Observations
+    checksums: tuple[Ints, Ints, Ints]  # segment, valid tokens, order-free sum of the raw bits
+    fill: tuple[Any, Any] | None = None  # fragment only: (any valid, every rollout one known fill)
+    worst_tokens: WorstTokens | None = None
+    worst_sequences: WorstSequences | None = None
+    consumed: list[Any] = field(default_factory=list)
+
+
+def bounds_of(settings: Settings) -> Bounds:
+    lower, upper = settings.bounds
+    return Bounds(
+        math.log(lower),
+        math.log(upper),
+        None if settings.veto_lower is None else math.log(settings.veto_lower),
+        None if settings.veto_upper is None else math.log(settings.veto_upper),
+    )
+
+
+class Engine:
+    """Runs units of any shard; holds the buffers of one process.
+
+    Args:
+        settings: what to compute.
+        consumers: extra statistics that see every block.
+        skip: segments to leave out by (shard, segment): the second pass without duplicates.
+    """
+
+    def __init__(
+        self, settings: Settings, consumers: Sequence[Consumer] = (), skip: frozenset[tuple[int, int]] = frozenset()
+    ) -> None:
+        self.settings = settings
+        self.bounds = bounds_of(settings)
+        self.consumers = consumers
+        self.skip = skip
+        self.mismatch = settings.only != "weights"
+        self.ops = make_ops(settings.device, BLOCK_POSITIONS)
+        self.work = Workspace(self.ops, BLOCK_POSITIONS)
+        self.picker = Picker(BLOCK_POSITIONS)
+        self.work2 = Workspace(self.ops, BLOCK_POSITIONS) if grouped.needed(settings) else None
+
+    def run(self, shard: OpenShard, unit: Unit, offsets: Ints) -> Partial:
+        """Analyse one unit.
+
+        Args:
+            shard: open, with the roles train, rollout and mask settled.
+            unit: which positions.
+            offsets: int64 [S+1] of the shard.
+
+        Raises:
+            DumpError: a mask value is negative or NaN, or the file cannot be read.
+        """
+        with np.errstate(all="ignore"):
+            return _UnitRun(self, shard, unit, offsets).run()
+
+
+class _UnitRun:
+    """The state of one unit while it is read."""
+
+    def __init__(self, engine: Engine, shard: OpenShard, unit: Unit, offsets: Ints) -> None:
+        self.engine = engine
+        self.shard = shard
+        self.unit = unit
+        self.edges = offsets[unit.first : unit.last + 1]
+        self.segments = unit.last - unit.first
+        self.observed = Observations()
+        self.facts_low = np.zeros(self.segments, dtype=np.int64)
+        self.facts_high = np.zeros(self.segments, dtype=np.int64)
+        self.nonfinite = np.zeros((2, self.segments), dtype=np.int64)  # masked-out, valid
+        self.valid = np.zeros(self.segments, dtype=np.int64)
+        self.checksum = np.zeros(self.segments, dtype=np.int64)
+        self.fill_low = np.full(self.segments, np.inf)
+        self.fill_high = np.full(self.segments, -np.inf)
+        self.fill_seen = np.zeros(self.segments, dtype=bool)
+        self.fill_nan = np.ones(self.segments, dtype=bool)
+        settings = engine.settings
+        self.skipped = np.array(
+            [(unit.id.shard, s) in engine.skip for s in range(unit.first, unit.last)] if engine.skip else [], dtype=bool
+        )
+        self.tokens = WorstTokens(settings.top) if settings.top else None
+        shift = self._pilot(int(offsets[unit.first]))
+        self.populations = [Sums(engine.bounds, shift, engine.mismatch) for _ in range(2)]  # masked-out, valid
+        self.groups = grouped.Groups.of(self, shift) if engine.work2 is not None else None
+        for consumer in engine.consumers:
+            consumer.begin(unit, shard)
+
+    def _pilot(self, start: int) -> float:
+        """A shift near the mean of d when the mean is large beside the spread, else 0: then variances do not cancel."""
+        stop = min(start + PILOT, int(self.edges[-1]))
+        if stop <= start:
+            return 0.0
+        import torch
+
+        train = self.shard.read("train", start, stop).to(torch.float64).numpy()
+        rollout = self.shard.read("rollout", start, stop).to(torch.float64).numpy()
+        valid, _ = valid_of(self.shard.read("mask", start, stop), self.shard.info, start)
+        d = train - rollout
+        d = d[np.isfinite(d) & (valid if valid.any() else True)]
+        if len(d) < 2:
+            return 0.0
+        mean, spread = float(d.mean()), float(d.std())
+        if abs(mean) > 30.0 or abs(mean) < 0.5 * spread:
+            return 0.0
+        return float(np.float32(mean))
+
+    def run(self) -> Partial:
+        unit = self.unit
+        for start in range(unit.start, unit.stop, BLOCK_POSITIONS):
+            self._block(start, min(start + BLOCK_POSITIONS, unit.stop))
+        return self._finish()
+
+    def _block(self, start: int, stop: int) -> None:
+        shard = self.shard
+        train, rollout = shard.read("train", start, stop), shard.read("rollout", start, stop)
+        valid, others = valid_of(shard.read("mask", start, stop), shard.info, start)
+        for value, count in others.items():
+            self.observed.mask_values[value] += count
+        # Pieces of the block in natural order: where its segments start, and which they are.
+        first = int(np.searchsorted(self.edges, start, side="right")) - 1
+        last = int(np.searchsorted(self.edges, stop, side="left"))
+        starts = np.maximum(self.edges[first:last], start) - start
+        sequence = np.arange(first, last)
+        lengths = np.diff(starts, append=stop - start)
+        if not lengths.all():
+            starts, sequence, lengths = starts[lengths > 0], sequence[lengths > 0], lengths[lengths > 0]
+        if self.skipped.any() and self.skipped[sequence].any():
+            keep = np.repeat(~self.skipped[sequence], lengths)
+            if not keep.all():
+                self._skip(train, rollout, valid, keep, starts, sequence, lengths, start)
+                return
+        self._halves(train, rollout, valid, starts, sequence, lengths, start)
+
+    def _skip(
+        self, train: Tensor, rollout: Tensor, valid: Any, keep: Any, starts: Ints, sequence: Ints, lengths: Ints, start: int
+    ) -> None:  # fmt: skip
+        """The block without the segments that the second pass leaves out."""
+        import torch
+
+        if not keep.any():
+            return
+        index = torch.from_numpy(np.flatnonzero(keep))
+        stay = ~self.skipped[sequence]
+        inner = np.concatenate(([0], np.cumsum(lengths[stay])[:-1]))
+        self._halves(train[index], rollout[index], valid[keep], inner, sequence[stay], lengths[stay], start)
+
+    def _halves(
+        self, train: Tensor, rollout: Tensor, valid: Any, starts: Ints, sequence: Ints, lengths: Ints, start: int
+    ) -> None:  # fmt: skip
+        n = len(valid)
+        count = int(np.count_nonzero(valid))
+        if count in (0, n):
+            per_piece = lengths if count else np.zeros_like(lengths)
+        else:
+            per_piece = np.add.reduceat(valid, starts, dtype=np.int64)
+        self.valid[sequence] += per_piece
+        for half in (1, 0):
+            counts = per_piece if half else lengths - per_piece
+            size = count if half else n - count
+            if size == 0:
+                if half:
+                    self._consume_nothing(train, rollout, valid, start)
+                continue
+            index = None if size == n else np.flatnonzero(valid if half else ~valid)
+            has = counts > 0
+            own, counts = sequence[has], counts[has]
+            inner = np.concatenate(([0], np.cumsum(counts)[:-1]))
+            raw_train = self.engine.picker.pick(train, index, "train")
+            raw_rollout = self.engine.picker.pick(rollout, index, "rollout")
+            if half:
+                bits = fold32(raw_train) * np.int32(-1640531527) ^ fold32(raw_rollout)
+                self.checksum[own] += np.add.reduceat(bits, inner, dtype=np.int32)
+            self._half(half, raw_train, raw_rollout, inner, own, counts, index, start, per_piece, sequence)
+            if half and self.engine.consumers:
+                self._consume(train, rollout, valid, start)
+
+    def _half(
+        self, half: int, raw_train: Tensor, raw_rollout: Tensor, starts: Ints, sequence: Ints, counts: Ints,
+        index: Ints | None, start: int, per_piece: Ints, all_sequences: Ints,
+    ) -> None:  # fmt: skip
+        engine, work = self.engine, self.engine.work
+        ops = engine.ops
+        v = len(raw_train)
+        ops.load(raw_train, work.train[:v])
+        ops.load(raw_rollout, work.rollout[:v])
+        if not half:
+            self._see_fills(ops.host(work.rollout[:v]), starts, sequence, per_piece, all_sequences)
+        ops.subtract(work.train[:v], work.rollout[:v], work.d[:v])
+        low, high = ops.segment_min(work.d[:v], starts), ops.segment_max(work.d[:v], starts)
+        if not (math.isfinite(float(low.min())) and math.isfinite(float(high.max()))):
+            kept = self._drop_nonfinite(half, v, starts, sequence, counts, index, start)
+            if kept is None:
+                self._last = (0, starts[:0], sequence[:0], index)
+                return
+            v, starts, sequence, index = kept
+            low, high = ops.segment_min(work.d[:v], starts), ops.segment_max(work.d[:v], starts)
+        if half:
+            self.observed.see_valid(ops.host(work.train[:v]), ops.host(work.rollout[:v]))
+            self._last = (v, starts, sequence, index)
+        self.populations[half].add(work, v, starts, sequence, low, high)
+        if half and self.tokens is not None:
+            self.tokens.see(ops, work, v, starts, sequence + self.unit.first, index, start, self.unit.id.shard)
+        if self.groups is not None:
+            self.groups.see(half, v, starts, sequence, index, start)
+
+    def _see_fills(self, rollout: Floats, starts: Ints, sequence: Ints, per_piece: Ints, every: Ints) -> None:
+        """Extremes of the rollout side of segments without a valid token: is it one known fill value?"""
+        self.observed.see_masked(rollout)
+        empty = self.valid[sequence] == 0
+        if not empty.any():
+            return
+        low, high = np.fmin.reduceat(rollout, starts), np.fmax.reduceat(rollout, starts)
+        nan = np.isnan(rollout)
+        some_nan = np.logical_or.reduceat(nan, starts) if nan.any() else np.zeros(len(starts), dtype=bool)
+        own = sequence[empty]
+        self.fill_seen[own] = True
+        self.fill_low[own] = np.fmin(self.fill_low[own], low[empty])
+        self.fill_high[own] = np.fmax(self.fill_high[own], high[empty])
+        every_nan = all_nan_pieces(rollout, starts)[empty] if nan.any() else np.zeros(len(own), dtype=bool)
+        self.fill_nan[own] &= every_nan
+        mixed = own[some_nan[empty] & ~every_nan]
+        self.fill_low[mixed], self.fill_high[mixed] = -np.inf, np.inf
+
+    def _drop_nonfinite(
+        self, half: int, v: int, starts: Ints, sequence: Ints, counts: Ints, index: Ints | None, start: int
+    ) -> tuple[int, Ints, Ints, Ints | None] | None:
+        """Move the finite tokens together; count and place the others."""
+        engine, work = self.engine, self.engine.work
+        ops = engine.ops
+        train, rollout, d = (ops.host(x[:v]) for x in (work.train, work.rollout, work.d))
+        finite = np.isfinite(train) & np.isfinite(rollout) & np.isfinite(d)
+        bad = np.flatnonzero(~finite)
+        at = np.searchsorted(starts, bad, side="right") - 1
+        lost = np.bincount(at, minlength=len(starts))
+        self.nonfinite[half][sequence] += lost
+        population = self.populations[half]
+        down, up = d[bad] == -np.inf, d[bad] == np.inf
+        population.infinite[0] += int(down.sum())
+        population.infinite[1] += int(up.sum())
+        if half:
+            self.facts_low[sequence] += np.bincount(at[down], minlength=len(starts))
+            self.facts_high[sequence] += np.bincount(at[up], minlength=len(starts))
+            self.observed.nonfinite_valid += len(bad)
+            self.observed.valid += len(bad)
+            positions = (bad if index is None else index[bad]) + start
+            places = [
+                (self.unit.id.shard, int(p), float(train[b]), float(rollout[b]))
+                for p, b in zip(positions[:10], bad[:10], strict=True)
+            ]
+            self.observed.nonfinite_places = sorted(self.observed.nonfinite_places + places, key=lambda p: p[:2])[:10]
+            if self.tokens is not None:
+                self.tokens.see_nonfinite(
+                    positions, (sequence + self.unit.first)[at], train[bad], rollout[bad], self.unit.id.shard
+                )
+        else:
+            self.observed.nonfinite_masked += len(bad)
+        if not finite.any():
+            return None
+        keep = np.flatnonzero(finite)
+        for buffer, values in ((work.train, train), (work.rollout, rollout), (work.d, d)):
+            ops.load(_tensor(values[keep]), buffer[: len(keep)])
+        counts = counts - lost
+        has = counts > 0
+        inner = np.concatenate(([0], np.cumsum(counts[has])[:-1]))
+        return len(keep), inner, sequence[has], keep if index is None else index[keep]
+
+    def _consume_nothing(self, train: Tensor, rollout: Tensor, valid: Any, start: int) -> None:
+        if self.engine.consumers:
+            none = np.zeros(0, dtype=np.int64)
+            self._last = (0, none, none, none)
+            self._consume(train, rollout, valid, start)
+
+    def _consume(self, train: Tensor, rollout: Tensor, valid: Any, start: int) -> None:
+        v, starts, sequence, index = self._last
+        work = self.engine.work
+        if self.engine.settings.device == "cpu":
+            import torch
+
+            t, r, d, e = (torch.from_numpy(x[:v]) for x in (work.train, work.rollout, work.d, work.e))
+        else:
+            t, r, d, e = (x[:v].cpu() for x in (work.train, work.rollout, work.d, work.e))
+        block = Block(start, train, rollout, valid, t, r, d, e, starts, sequence, index)
+        for consumer in self.engine.consumers:
+            consumer.block(block)
+
+    def _finish(self) -> Partial:
+        unit, engine = self.unit, self.engine
+        lengths = np.diff(self.edges) if not unit.fragment else np.array([unit.stop - unit.start])
+        if self.skipped.any():
+            lengths = np.where(self.skipped, 0, lengths)
+        groups_column = self.shard.segment_column("group_ids")
+        group_ids = None
+        if groups_column is not None:
+            group_ids = groups_column[unit.first : unit.last].to(dtype=_int64()).numpy()
+        valid_table = self.populations[1].table().spread(self.segments)
+        hidden_table = self.populations[0].table().spread(self.segments)
+        step = self.shard.info.step
+        step = -1 if step is None else step
+        facts = SequenceFacts(self.nonfinite[1], self.facts_low, self.facts_high, group_ids, step)
+        masked = self._row(Population([self.populations[1]]), valid_table, facts, self.valid > 0)
+        unmasked: Row | None = None
+        if self.populations[0].pieces or self.nonfinite[0].any():
+            both = SequenceFacts(
+                self.nonfinite[0] + self.nonfinite[1], self.facts_low, self.facts_high, group_ids, step
+            )
+            population = Population([self.populations[1], self.populations[0]])
+            unmasked = self._row(population, valid_table.plus(hidden_table), both, lengths > 0)
+        partial = Partial(
+            unit=unit,
+            rows={("", ""): (masked, unmasked)},
+            coverage={("", ""): self._coverage(lengths)},
+            observations=self.observed,
+            checksums=self._checksums(),
+            fill=(bool((self.valid > 0).any()), bool(self._padlike()[0])) if unit.fragment else None,
+            worst_tokens=self.tokens,
+        )
+        self.observed.identical = int(valid_table.sums[sums.IDENTICAL].sum())
+        if self.groups is not None:
+            self.groups.finish(partial, lengths)
+        if engine.settings.top and not unit.fragment:
+            partial.worst_sequences = WorstSequences.of(engine.settings.top, unit, valid_table, self.nonfinite[1])
+        if engine.consumers:
+            table = self._consumer_table(valid_table, lengths)
+            partial.consumed = [consumer.end(table) for consumer in engine.consumers]
+        return partial
+
+    def _row(self, population: Population, table: Table, facts: SequenceFacts, has: Any) -> Row:
+        """``has``: which segments are sequences of this population."""
+        unit = self.unit
+        shift = population.members[0].e_shift
+        own = facts if has.all() else _take_facts(facts, has)
+        sequences = table if has.all() else table.take(has)
+        token = token_row(population, sequences, own, clustered=not unit.fragment)
+        scaled = population.scaled.arrays()
+        if unit.fragment:
+            key = (unit.id.shard, unit.first)
+            return Row(token, None, FragmentSums(key, table, facts, scaled, population.members[0].shift))
+        return Row(token, sequence_row(sequences, own, scaled, self.engine.bounds, shift, self.engine.mismatch))
+
+    def _padlike(self) -> Any:
+        """bool [s]: fully masked, and pad by ``segment_is_pad`` or by its rollout values."""
+        dtype = self.shard.read("rollout", self.unit.start, self.unit.start).dtype
+        import torch
+
+        rounded = torch.tensor(KNOWN_FILLS, dtype=torch.float64).to(dtype).to(torch.float64).numpy()
+        low = np.where(self.fill_nan & self.fill_seen, np.nan, self.fill_low)
+        high = np.where(self.fill_nan & self.fill_seen, np.nan, self.fill_high)
+        pad = is_known_fill(low, high, rounded) & self.fill_seen
+        said = self.shard.segment_column("segment_is_pad")
+        if said is not None:
+            pad |= (said[self.unit.first : self.unit.last] != 0).numpy()
+        return pad & (self.valid == 0)
+
+    def _coverage(self, lengths: Ints) -> Coverage:
+        positions, valid = int(lengths.sum()), int(self.valid.sum())
+        if self.unit.fragment:
+            return Coverage(positions=positions, valid=valid)
+        some = lengths > 0
+        sequences = int(np.count_nonzero(self.valid > 0))
+        pad = int(np.count_nonzero(self._padlike() & some))
+        segments = int(np.count_nonzero(some))
+        skipped = int(np.count_nonzero(self.skipped)) if len(self.skipped) else 0
+        return Coverage(
+            positions, valid, segments, sequences, pad, segments - sequences - pad, self.segments - segments - skipped
+        )
+
+    def _checksums(self) -> tuple[Ints, Ints, Ints]:
+        some = np.flatnonzero(self.valid > 0)
+        return some + self.unit.first, self.valid[some], self.checksum[some] & 0xFFFFFFFF
+
+    def _consumer_table(self, table: Table, lengths: Ints) -> SequenceTable:
+        t = table.sums
+        shift = self.populations[1].shift
+        n = t[sums.N]
+        return SequenceTable(
+            first=self.unit.first,
+            length=lengths,
+            n=n.astype(np.int64),
+            valid=self.valid,
+            sum_d=t[sums.D],
+            sum_abs=t[sums.ABS],
+            sum_d2=t[sums.D2] + 2.0 * shift * (t[sums.D] - n * shift) + n * shift * shift,
+            sum_e=t[sums.E] + n * self.populations[1].e_shift,
+            sum_train=t[sums.T],
+            min_d=table.low,
+            max_d=table.high,
+            nonfinite=self.nonfinite[1],
+        )
+
+
+def _take_facts(facts: SequenceFacts, keep: Any) -> SequenceFacts:
+    groups = None if facts.groups is None else facts.groups[keep]
+    return SequenceFacts(facts.nonfinite[keep], facts.infinite_low[keep], facts.infinite_high[keep], groups, facts.step)
+
+
+def _tensor(values: Floats) -> Tensor:
+    import torch
+
+    return torch.from_numpy(values)
+
+
+def _int64() -> Any:
+    import torch
+
+    return torch.int64

@@ -1,0 +1,153 @@
+"""Symmetric-log histograms of log-ratios: integers that merge by addition, from which quantiles are read.
+
+Two resolutions share one sparse form. Token log-ratios are binned by the bits of their half (64 bins an octave above 2**-14,
+2**-20 wide below); sequence log-ratios, which reach thousands, by the top 15 bits of their float32. Exact zeros stand apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollout_is.analysis.batch import Floats, Ints
+from rollout_is.analysis.ops import HALF_BINS
+
+WIDE_SHIFT = 17  # float32 bits kept: sign, 8 exponent, 6 mantissa
+_EMPTY = np.zeros(0, dtype=np.int64)
+# Keys of one merged axis: wide bins are moved above the half bins so that one sorted integer array holds both.
+_WIDE_BASE = HALF_BINS
+ZERO_KEY = -1
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Counts by bin.
+
+    Attributes:
+        keys: int64 [b] sorted bin numbers.
+        counts: int64 [b], > 0.
+
+    >>> h = Histogram.of_values(np.array([0.0, 1.0, 1.0, -2.0]))
+    >>> h.total, round(h.quantile(0.5, -2.0, 1.0), 2)
+    (4, 0.0)
+    """
+
+    keys: Ints
+    counts: Ints
+
+    @staticmethod
+    def empty() -> Histogram:
+        return Histogram(_EMPTY, _EMPTY)
+
+    @staticmethod
+    def of_half_bins(bins: Ints, zeros: int, negative_zeros: int, far: Floats) -> Histogram:
+        """From the dense half-precision bins of a block, its exact zeros, and the values beyond a half's range.
+
+        Args:
+            bins: int64 [4096]; infinities in it are the ``far`` values and are dropped here.
+            zeros: exact zeros in all, ``negative_zeros`` of them with the sign bit.
+            far: the finite values that a half rounds to infinity.
+        """
+        dense = bins.copy()
+        middle = HALF_BINS // 2
+        dense[middle] -= zeros - negative_zeros
+        dense[0] -= negative_zeros
+        # Infinity is the first bin of exponent 31 on either side.
+        dense[31 * 64 : 32 * 64] = 0
+        dense[middle + 31 * 64 :] = 0
+        keys = np.flatnonzero(dense).astype(np.int64)
+        own = Histogram(keys, dense[keys])
+        parts = [own]
+        if zeros:
+            parts.append(Histogram(np.array([ZERO_KEY]), np.array([zeros])))
+        if len(far):
+            parts.append(Histogram.of_values(far))
+        return merge(parts)
+
+    @staticmethod
+    def of_values(values: Floats) -> Histogram:
+        """From finite float64 values, at the wide resolution."""
+        if not len(values):
+            return Histogram.empty()
+        with np.errstate(over="ignore", under="ignore"):
+            narrow = np.clip(values, -3.4e38, 3.4e38).astype(np.float32)
+        keys = (narrow.view(np.uint32) >> WIDE_SHIFT).astype(np.int64) + _WIDE_BASE
+        keys[values == 0] = ZERO_KEY
+        unique, counts = np.unique(keys, return_counts=True)
+        return Histogram(unique, counts.astype(np.int64))
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    def centres(self) -> Floats:
+        """float64 [b] the value that stands for each bin: the middle of its edges."""
+        low, high = self.edges()
+        return (low + high) / 2
+
+    def edges(self) -> tuple[Floats, Floats]:
+        """float64 [b], [b]: the ends of each bin by magnitude, signed."""
+        low = np.zeros(len(self.keys))
+        high = np.zeros(len(self.keys))
+        half = (self.keys >= 0) & (self.keys < _WIDE_BASE)
+        if half.any():
+            key = self.keys[half]
+            negative = key < HALF_BINS // 2
+            magnitude = (key % (HALF_BINS // 2)).astype(np.uint16)
+            sign = np.where(negative, -1.0, 1.0)
+            # A half is rounded to nearest before it is cut, so a bin reaches from half a spacing below its first value to
+            # half a spacing below the next bin's.
+            low[half] = sign * _half_edge(magnitude)
+            high[half] = sign * _half_edge(magnitude + np.uint16(1))
+        wide = self.keys >= _WIDE_BASE
+        if wide.any():
+            bits = ((self.keys[wide] - _WIDE_BASE).astype(np.uint32)) << np.uint32(WIDE_SHIFT)
+            low[wide] = bits.view(np.float32).astype(np.float64)
+            with np.errstate(over="ignore"):
+                top = bits + np.uint32(1 << WIDE_SHIFT)
+            high[wide] = top.view(np.float32).astype(np.float64)
+        return low, high
+
+    def quantiles(self, levels: tuple[float, ...], low: float, high: float) -> list[float]:
+        """Inverted-CDF quantiles: the smallest value with at least ``level`` of the mass at or below it.
+
+        Within 1 % relative or 1e-6 absolute of the exact order statistic, clamped to [low, high].
+        """
+        centres = self.centres()
+        order = np.argsort(centres, kind="stable")
+        cumulative = np.cumsum(self.counts[order])
+        total = int(cumulative[-1])
+        out = []
+        for level in levels:
+            rank = max(1, int(np.ceil(level * total - 1e-9 * max(1.0, level * total))))
+            at = int(np.searchsorted(cumulative, rank, side="left"))
+            out.append(float(min(max(centres[order[at]], low), high)))
+        return out
+
+    def quantile(self, level: float, low: float, high: float) -> float:
+        return self.quantiles((level,), low, high)[0]
+
+
+def _half_edge(magnitude: np.ndarray) -> Floats:
+    bits = (magnitude.astype(np.uint32) << 4).astype(np.uint16)
+    value = bits.view(np.float16).astype(np.float64)
+    value[np.isinf(value)] = 65536.0  # the end of the last finite bin
+    below = np.where(bits > 0, bits - 1, 0).astype(np.uint16).view(np.float16).astype(np.float64)
+    edge: Floats = np.where(bits > 0, (value + below) / 2, 0.0)
+    return edge
+
+
+def merge(parts: list[Histogram]) -> Histogram:
+    """Integer addition, in any order."""
+    parts = [p for p in parts if len(p.keys)]
+    if not parts:
+        return Histogram.empty()
+    if len(parts) == 1:
+        return parts[0]
+    keys = np.concatenate([p.keys for p in parts])
+    counts = np.concatenate([p.counts for p in parts])
+    unique, inverse = np.unique(keys, return_inverse=True)
+    summed = np.zeros(len(unique), dtype=np.int64)
+    np.add.at(summed, inverse, counts)
+    return Histogram(unique, summed)

@@ -1,0 +1,132 @@
+"""What the engine notices of the data on its way: whole numbers and samples, from which the notes are written."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rollout_is.analysis.batch import Floats, Ints
+
+SAMPLE = 2048  # valid tokens of each unit looked at for repeated constants and resolution
+KNOWN_FILLS = (0.0, 1.0, -9999.0, -1e10, math.inf, -math.inf, math.nan)
+KEPT = 10  # values and places named; the rest are counted
+
+
+@dataclass
+class Side:
+    """One scoring pass at valid tokens."""
+
+    positive: int = 0
+    positive_max: float = -math.inf
+    zeros: int = 0
+    zeros_disagreeing: int = 0  # exactly 0 where the other side is far from 0
+    sampled: int = 0
+    repeated: Counter[float] = field(default_factory=Counter)  # value -> times seen in the samples
+    magnitude: list[float] = field(default_factory=list)  # median |log-prob| of each sample
+
+    def add(self, other: Side) -> None:
+        self.positive += other.positive
+        self.positive_max = max(self.positive_max, other.positive_max)
+        self.zeros += other.zeros
+        self.zeros_disagreeing += other.zeros_disagreeing
+        self.sampled += other.sampled
+        self.repeated.update(other.repeated)
+        if len(self.repeated) > 4 * KEPT:  # bounded; ties by value so that the order of units does not matter much
+            self.repeated = Counter(dict(sorted(self.repeated.items(), key=lambda kv: (-kv[1], kv[0]))[: 2 * KEPT]))
+        self.magnitude += other.magnitude
+
+
+@dataclass
+class Observations:
+    """Everything noticed in one unit or in the whole dump."""
+
+    train: Side = field(default_factory=Side)
+    rollout: Side = field(default_factory=Side)
+    both_zero: int = 0
+    identical: int = 0
+    valid: int = 0
+    nonfinite_valid: int = 0
+    nonfinite_masked: int = 0
+    nonfinite_places: list[tuple[int, int, float, float]] = field(default_factory=list)  # shard, position, t, r
+    mask_values: Counter[float] = field(default_factory=Counter)
+    masked_fill: Counter[str] = field(default_factory=Counter)  # constants seen under the mask, as text
+
+    def add(self, other: Observations) -> None:
+        self.train.add(other.train)
+        self.rollout.add(other.rollout)
+        for name in ("both_zero", "identical", "valid", "nonfinite_valid", "nonfinite_masked"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.nonfinite_places = sorted(self.nonfinite_places + other.nonfinite_places, key=lambda p: p[:2])[:KEPT]
+        self.mask_values.update(other.mask_values)
+        self.masked_fill.update(other.masked_fill)
+
+    def see_valid(self, train: Floats, rollout: Floats) -> None:
+        """Valid finite tokens of a block, float64 [v] each."""
+        self.valid += len(train)
+        top_t, top_r = float(train.max()), float(rollout.max())
+        zero_t = self._see_top(self.train, train, rollout, top_t)
+        zero_r = self._see_top(self.rollout, rollout, train, top_r)
+        if zero_t is not None and zero_r is not None:
+            self.both_zero += int(np.count_nonzero(zero_t & zero_r))
+        if self.train.sampled < SAMPLE:
+            self._sample(self.train, train)
+            self._sample(self.rollout, rollout)
+
+    @staticmethod
+    def _see_top(side: Side, own: Floats, other: Floats, top: float) -> Any:
+        if top < 0:
+            return None
+        if top > 0:
+            above = own > 0
+            side.positive += int(np.count_nonzero(above))
+            side.positive_max = max(side.positive_max, top)
+        zero = own == 0
+        count = int(np.count_nonzero(zero))
+        if count:
+            side.zeros += count
+            side.zeros_disagreeing += int(np.count_nonzero(np.abs(other[zero]) > 1e-2))
+        return zero
+
+    @staticmethod
+    def _sample(side: Side, own: Floats) -> None:
+        own = own[: SAMPLE - side.sampled]
+        side.sampled += len(own)
+        values, counts = np.unique(own, return_counts=True)
+        often = counts >= max(2, len(own) // 100)
+        for value, count in zip(values[often].tolist(), counts[often].tolist(), strict=True):
+            side.repeated[value] += count
+        side.magnitude.append(float(np.median(np.abs(own))))
+
+    def see_masked(self, rollout: Floats) -> None:
+        """Rollout log-probs at masked-out positions of a block, every value as stored."""
+        first = rollout[0]
+        same = np.isnan(rollout).all() if np.isnan(first) else bool((rollout == first).all())
+        if same:
+            self.masked_fill[format(float(first), "g")] += len(rollout)
+        else:
+            for value in KNOWN_FILLS:
+                hits = np.isnan(rollout) if math.isnan(value) else rollout == value
+                count = int(np.count_nonzero(hits))
+                if count:
+                    self.masked_fill[format(value, "g")] += count
+
+
+def is_known_fill(low: Floats, high: Floats, rounded: Floats) -> Any:
+    """bool [s]: every value between low and high is one known fill. ``rounded``: the fills in the stored dtype.
+
+    >>> fills = np.array(KNOWN_FILLS)
+    >>> is_known_fill(np.array([0.0, -5.0, np.nan]), np.array([0.0, 0.0, np.nan]), fills).tolist()
+    [True, False, True]
+    """
+    equal = np.isin(low, rounded[~np.isnan(rounded)]) & (low == high)
+    return equal | np.isnan(low)
+
+
+def all_nan_pieces(values: Floats, starts: Ints) -> Any:
+    """bool [k]: pieces that hold nothing but NaN."""
+    nan = np.isnan(values)
+    return np.logical_and.reduceat(nan, starts)

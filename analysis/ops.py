@@ -1,0 +1,238 @@
+"""The one seam between devices: element-wise passes, segment reductions and histograms on one block.
+
+On the CPU arrays are numpy (its ``reduceat`` is the fastest segment sum measured, and pairwise, hence accurate); on an
+accelerator they are float64 torch tensors reduced by the deterministic ``segment_reduce``. No float atomics anywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollout_is.analysis.batch import Floats, Ints
+
+HALF_BINS = 4096  # sign, 5 exponent and 6 mantissa bits of a half: 64 bins an octave, 2**-20 wide below 2**-14
+
+
+class Ops(Protocol):
+    """Array operations on one block; ``Array`` is a numpy array or a torch tensor, float64."""
+
+    def array(self, n: int) -> Any: ...
+    def load(self, source: Any, out: Any) -> None: ...
+    def exp(self, x: Any, out: Any) -> None: ...
+    def expm1(self, x: Any, out: Any) -> None: ...
+    def subtract(self, a: Any, b: Any, out: Any) -> None: ...
+    def multiply(self, a: Any, b: Any, out: Any) -> None: ...
+    def absolute(self, x: Any, out: Any) -> None: ...
+    def segment_sum(self, x: Any, starts: Ints) -> Floats: ...
+    def segment_min(self, x: Any, starts: Ints) -> Floats: ...
+    def segment_max(self, x: Any, starts: Ints) -> Floats: ...
+    def total(self, x: Any) -> float: ...
+    def dot(self, a: Any, b: Any) -> float: ...
+    def minmax(self, x: Any) -> tuple[float, float]: ...
+    def count_zero(self, x: Any) -> int: ...
+    def above(self, x: Any, bound: float) -> Ints: ...
+    def fetch(self, x: Any, index: Ints) -> Floats: ...
+    def put(self, x: Any, index: Ints, values: Any) -> None: ...
+    def copy(self, x: Any) -> Any: ...
+    def half_histogram(self, x: Any) -> Ints: ...
+    def host(self, x: Any) -> Floats: ...
+
+
+def _numpy_exp_is_vectorised() -> bool:
+    # numpy's exp and expm1 run on AVX-512 kernels where the CPU has them and are an order slower elsewhere, where torch's win.
+    try:
+        from numpy._core._multiarray_umath import __cpu_features__ as features
+    except ImportError:  # numpy 1.x keeps it elsewhere
+        from numpy.core._multiarray_umath import __cpu_features__ as features
+    return bool(features.get("AVX512_SKX", False))
+
+
+class CpuOps:
+    """numpy on the host, torch for what numpy lacks (half and bfloat16 conversion)."""
+
+    def __init__(self, block: int) -> None:
+        import torch
+
+        self._torch = torch
+        self._half = torch.empty(block, dtype=torch.float16)
+        self._key = torch.empty(block, dtype=torch.int16)
+        self._vector_exp = _numpy_exp_is_vectorised()
+
+    def array(self, n: int) -> Any:
+        return np.empty(n, dtype=np.float64)
+
+    def load(self, source: Any, out: Any) -> None:
+        if source.dtype == self._torch.float32 or source.dtype == self._torch.float64:
+            np.copyto(out, source.numpy())
+        else:
+            self._torch.from_numpy(out).copy_(source)
+
+    def exp(self, x: Any, out: Any) -> None:
+        if self._vector_exp:
+            np.exp(x, out=out)
+        else:
+            self._torch.exp(self._torch.from_numpy(x), out=self._torch.from_numpy(out))
+
+    def expm1(self, x: Any, out: Any) -> None:
+        if self._vector_exp:
+            np.expm1(x, out=out)
+        else:
+            self._torch.expm1(self._torch.from_numpy(x), out=self._torch.from_numpy(out))
+
+    def subtract(self, a: Any, b: Any, out: Any) -> None:
+        np.subtract(a, b, out=out)
+
+    def multiply(self, a: Any, b: Any, out: Any) -> None:
+        np.multiply(a, b, out=out)
+
+    def absolute(self, x: Any, out: Any) -> None:
+        np.absolute(x, out=out)
+
+    def segment_sum(self, x: Any, starts: Ints) -> Floats:
+        out: Floats = np.add.reduceat(x, starts)
+        return out
+
+    def segment_min(self, x: Any, starts: Ints) -> Floats:
+        out: Floats = np.minimum.reduceat(x, starts)
+        return out
+
+    def segment_max(self, x: Any, starts: Ints) -> Floats:
+        out: Floats = np.maximum.reduceat(x, starts)
+        return out
+
+    def total(self, x: Any) -> float:
+        return float(np.add.reduce(x))
+
+    def dot(self, a: Any, b: Any) -> float:
+        return float(np.dot(a, b))
+
+    def minmax(self, x: Any) -> tuple[float, float]:
+        return float(x.min()), float(x.max())
+
+    def count_zero(self, x: Any) -> int:
+        return len(x) - int(np.count_nonzero(x))
+
+    def above(self, x: Any, bound: float) -> Ints:
+        return np.flatnonzero(x > bound)
+
+    def fetch(self, x: Any, index: Ints) -> Floats:
+        out: Floats = x[index]
+        return out
+
+    def put(self, x: Any, index: Ints, values: Any) -> None:
+        x[index] = values
+
+    def copy(self, x: Any) -> Any:
+        return x.copy()
+
+    def half_histogram(self, x: Any) -> Ints:
+        torch = self._torch
+        n = len(x)
+        half = self._half[:n]
+        half.copy_(torch.from_numpy(x))
+        key = self._key[:n]
+        torch.bitwise_right_shift(half.view(torch.int16), 4, out=key)
+        key.add_(HALF_BINS // 2)
+        out: Ints = torch.bincount(key, minlength=HALF_BINS).numpy()
+        return out
+
+    def host(self, x: Any) -> Floats:
+        out: Floats = x
+        return out
+
+
+class TorchOps:
+    """float64 torch tensors on any device; what CUDA runs, and testable on the CPU."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._torch = torch
+        self.device = torch.device(device)
+
+    def array(self, n: int) -> Any:
+        return self._torch.empty(n, dtype=self._torch.float64, device=self.device)
+
+    def load(self, source: Any, out: Any) -> None:
+        out.copy_(source)
+
+    def exp(self, x: Any, out: Any) -> None:
+        self._torch.exp(x, out=out)
+
+    def expm1(self, x: Any, out: Any) -> None:
+        self._torch.expm1(x, out=out)
+
+    def subtract(self, a: Any, b: Any, out: Any) -> None:
+        self._torch.sub(a, b, out=out)
+
+    def multiply(self, a: Any, b: Any, out: Any) -> None:
+        self._torch.mul(a, b, out=out)
+
+    def absolute(self, x: Any, out: Any) -> None:
+        self._torch.abs(x, out=out)
+
+    def _segment(self, x: Any, starts: Ints, how: str) -> Floats:
+        torch = self._torch
+        offsets = torch.from_numpy(np.append(starts, len(x))).to(self.device)
+        out: Floats = torch.segment_reduce(x, how, offsets=offsets, unsafe=True).cpu().numpy()
+        return out
+
+    def segment_sum(self, x: Any, starts: Ints) -> Floats:
+        return self._segment(x, starts, "sum")
+
+    def segment_min(self, x: Any, starts: Ints) -> Floats:
+        return self._segment(x, starts, "min")
+
+    def segment_max(self, x: Any, starts: Ints) -> Floats:
+        return self._segment(x, starts, "max")
+
+    def total(self, x: Any) -> float:
+        return float(x.sum())
+
+    def dot(self, a: Any, b: Any) -> float:
+        return float((a * b).sum())
+
+    def minmax(self, x: Any) -> tuple[float, float]:
+        low, high = self._torch.aminmax(x)
+        return float(low), float(high)
+
+    def count_zero(self, x: Any) -> int:
+        return len(x) - int(self._torch.count_nonzero(x))
+
+    def above(self, x: Any, bound: float) -> Ints:
+        out: Ints = (x > bound).nonzero().flatten().cpu().numpy()
+        return out
+
+    def fetch(self, x: Any, index: Ints) -> Floats:
+        out: Floats = x[self._torch.from_numpy(index).to(self.device)].cpu().numpy()
+        return out
+
+    def put(self, x: Any, index: Ints, values: Any) -> None:
+        torch = self._torch
+        value = torch.as_tensor(values, dtype=torch.float64, device=self.device)
+        x[torch.from_numpy(index).to(self.device)] = value
+
+    def copy(self, x: Any) -> Any:
+        return x.clone()
+
+    def half_histogram(self, x: Any) -> Ints:
+        torch = self._torch
+        key = (x.to(torch.float16).view(torch.int16) >> 4).to(torch.int64) + HALF_BINS // 2
+        # bincount on CUDA adds integers atomically: order-free, hence still deterministic.
+        counts = torch.zeros(HALF_BINS, dtype=torch.int64, device=self.device)
+        counts.scatter_add_(0, key, torch.ones_like(key))
+        out: Ints = counts.cpu().numpy()
+        return out
+
+    def host(self, x: Any) -> Floats:
+        out: Floats = x.cpu().numpy()
+        return out
+
+
+def make_ops(device: str, block: int) -> Ops:
+    """The operations for a device: ``cpu`` takes numpy, ``cpu:torch`` and accelerators take torch."""
+    if device == "cpu":
+        return CpuOps(block)
+    return TorchOps("cpu" if device == "cpu:torch" else device)

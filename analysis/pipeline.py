@@ -1,0 +1,393 @@
+"""From paths (or tensors) to a Summary: scan, cut into units, run them wherever, assemble, say what was noticed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rollout_is.analysis import notebook
+from rollout_is.analysis.assemble import assemble
+from rollout_is.analysis.batch import Consumer, Unit, UnitId
+from rollout_is.analysis.duplicates import DuplicateIndex, Duplicates, confirm
+from rollout_is.analysis.engine import Partial
+from rollout_is.analysis.places import describe_worst
+from rollout_is.analysis.reduce import Launch, Ranks
+from rollout_is.analysis.select import valid_of
+from rollout_is.analysis.settings import Settings
+from rollout_is.analysis.summary import Summary
+from rollout_is.analysis.tails import Tails
+from rollout_is.analysis.units import cut_units
+from rollout_is.analysis.workers import Job, Progress, Task, run_tasks, tasks_of, usable_cores
+from rollout_is.analysis.worst import WorstSequences, WorstTokens
+from rollout_is.dumps.errors import DumpError, RolloutIsError, UsageError
+from rollout_is.dumps.notes import Note
+from rollout_is.dumps.scan import Scan, scan
+from rollout_is.dumps.shard import ShardInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rollout_is.dumps.shard import OpenShard
+
+SMALL = 4 << 20  # positions below which more processes cost more than they save
+SLICE = 1 << 20
+Paths = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class FileOpener:
+    """Opens the shards of a scan with the roles settled. Picklable: it goes to the workers."""
+
+    mask: str
+    train: str
+    rollout: str
+
+    def __call__(self, info: ShardInfo) -> OpenShard:
+        from rollout_is.dumps.reader import open_shard
+
+        return open_shard(info, mask=self.mask, train=self.train, rollout=self.rollout)
+
+
+@dataclass
+class Plan:
+    """The units of a dump, by shard number, and the shards that could not be planned."""
+
+    shards: dict[int, ShardInfo]
+    tasks: list[Task] = field(default_factory=list)
+    outside: int = 0  # positions outside every segment
+    empty: list[str] = field(default_factory=list)  # shards without positions
+    errors: dict[int, RolloutIsError] = field(default_factory=dict)
+    zero_length: int = 0
+
+    def without(self, errors: Mapping[int, RolloutIsError]) -> Plan:
+        """The plan less the shards that failed."""
+        return replace(self, tasks=[t for t in self.tasks if t.shard not in errors], errors=dict(errors))
+
+    def drop(self, error: RolloutIsError, number: int) -> None:
+        self.errors.setdefault(number, error)
+
+
+class Outcome:
+    """What the units gave, wherever they ran. What would grow with the number of sequences is folded as it comes in."""
+
+    def __init__(self, errors: Mapping[int, RolloutIsError] | None = None) -> None:
+        self.partials: list[Partial] = []
+        self.errors: dict[int, RolloutIsError] = dict(errors or {})
+        self.index = DuplicateIndex()
+        self.tails = Tails()
+
+    def add(self, partial: Partial) -> None:
+        """Take in one unit."""
+        self.index.add(partial.unit.id.shard, partial.checksums, fragment=partial.unit.fragment)
+        none = np.zeros(0, dtype=np.int64)
+        partial.checksums = (none, none, none)
+        self.tails.take(partial)
+        self.partials.append(partial)
+
+    def merge(self, other: Outcome) -> None:
+        """Take in what another rank did."""
+        self.partials += other.partials
+        self.errors.update(other.errors)
+        self.index.merge(other.index)
+        self.tails.merge(other.tails)
+
+
+def analyze(
+    paths: Paths,
+    *,
+    settings: Settings | None = None,
+    columns: Mapping[str, str] | None = None,
+    steps: str | None = None,
+    allow_partial: bool = False,
+    duplicates: str | None = None,
+    workers: int | None = 1,
+    local: bool = False,
+    progress: Progress | None = None,
+    consumers: Sequence[Consumer] = (),
+) -> Summary:
+    """IS and mismatch statistics of a dump, before and after masking: what ``rollout-is analyze`` prints.
+
+    Under torchrun every rank must call it; each gets the same Summary.
+
+    Args:
+        paths: folder, file or glob of shards, or several of them; foreign dumps too.
+        settings: bounds, mask, groupings, device; see ``Settings``.
+        columns: role -> tensor name, where the known names do not settle it.
+        steps: ``100:200`` (both ends in) or ``100,105``; None is all.
+        allow_partial: go on without bad shards and missing ranks, and say so.
+        duplicates: ``newest`` or ``all``, where two shards claim one (step, rank).
+        workers: processes; None is one for each usable core. The figures do not depend on it, not by a bit.
+        local: under torchrun, each node reads only the files that it sees itself.
+        progress: called with (positions done, positions in all).
+        consumers: extra statistics on the same pass; their results stand in ``summary.extra[consumer.name]``.
+
+    Raises:
+        DumpError: the dump cannot be read or is inconsistent.
+        UsageError: wrong settings.
+        WorkLostError: a worker or rank was killed.
+
+    >>> import torch, tempfile
+    >>> from rollout_is.dumps.writer import DumpWriter
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with DumpWriter(folder) as writer:
+    ...         writer.write(step=1, train_logprobs=torch.tensor([-1.0, -2.0, 0.0]),
+    ...                      rollout_logprobs=torch.tensor([-1.5, -2.0, 0.0]),
+    ...                      response_mask=torch.tensor([1, 1, 0]), cu_seqlens=torch.tensor([0, 2, 3]))
+    ...     summary = analyze(folder)
+    >>> summary.views["padded"]["per_sequence"]["rollout_is_seq_min"].value
+    0.0
+    """
+    settings = settings or Settings()
+    started = time.monotonic()
+    launch = Launch.from_environment()
+    if launch is not None and launch.world > 1:
+        from rollout_is.analysis.ranks import analyze_ranked
+
+        return analyze_ranked(
+            Ranks(launch), paths, settings, columns=columns, steps=steps, allow_partial=allow_partial,
+            duplicates=duplicates, local=local, progress=progress, consumers=consumers,
+        )  # fmt: skip
+    scanned = scan(paths, columns=columns, steps=steps, allow_partial=allow_partial, duplicates=duplicates)
+    opener = FileOpener(settings.mask, settings.train, settings.rollout)
+    plan = plan_shards(dict(enumerate(scanned.shards)), opener)
+    settle(plan.errors, len(plan.shards), scanned.root, allow_partial)
+    job = Job(plan.shards, opener, settings, tuple(consumers))
+    count = worker_count(workers, plan, settings)
+    outcome = run_plan(plan, job, count, progress)
+    if set(outcome.errors) != set(plan.errors):
+        settle(outcome.errors, len(plan.shards), scanned.root, allow_partial)
+        outcome = run_plan(plan.without(outcome.errors), job, count, progress)  # sums that held a bad shard are void
+    runtime = {"workers": count, "ranks": 1, "seconds": time.monotonic() - started}
+    return conclude(scanned, plan, job, outcome, runtime)
+
+
+def summarize(
+    train_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    response_mask: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    settings: Settings | None = None,
+    consumers: Sequence[Consumer] = (),
+    metadata: Mapping[str, str] | None = None,
+    **columns: Tensor,
+) -> Summary:
+    """The same statistics of tensors in memory.
+
+    Args:
+        train_logprobs, rollout_logprobs: float [T] (or [1, T], or [B, L] with a [B, L] mask and no ``cu_seqlens``).
+        response_mask: bool, integer or float [T]; nonzero = valid.
+        cu_seqlens: int32 or int64 [S+1].
+        settings: see ``Settings``.
+        consumers: extra statistics on the same pass.
+        metadata: as a shard's, such as ``{"layout": "rectangular"}``.
+        **columns: further columns of the format, such as ``segment_is_pad``, ``group_ids``, ``cu_packs``, ``token_ids``.
+
+    Raises:
+        DumpError: shapes, dtypes or offsets do not fit together.
+
+    >>> import torch
+    >>> summary = summarize(torch.tensor([-2.0, -1.0]), torch.tensor([-1.5, -1.2]), torch.tensor([1, 1]), torch.tensor([0, 2]))
+    >>> round(summary.get("masked.mismatch.mismatch_kl").value, 6)
+    0.15
+    """
+    from rollout_is.dumps.memory import MemoryShard, describe_tensors
+
+    settings = settings or Settings()
+    tensors = {"train_logprobs": train_logprobs, "rollout_logprobs": rollout_logprobs, "response_mask": response_mask}
+    if cu_seqlens is not None:
+        tensors["cu_seqlens"] = cu_seqlens
+    given = {name: tensor for name, tensor in columns.items() if tensor is not None}
+    tensors.update(given)
+    info, notes = describe_tensors(tensors, metadata=metadata)
+
+    def opener(info: ShardInfo) -> OpenShard:
+        return MemoryShard(info, tensors, mask=settings.mask, train=settings.train, rollout=settings.rollout)
+
+    plan = plan_shards({0: info}, opener)
+    settle(plan.errors, 1, "tensors", False)
+    job = Job(plan.shards, opener, settings, tuple(consumers))
+    outcome = run_plan(plan, job, 1, None)
+    settle(outcome.errors, 1, "tensors", False)
+    scanned = Scan((info,), (), notes, "tensors")
+    return conclude(scanned, plan, job, outcome, {"workers": 1, "ranks": 1})
+
+
+def plan_shards(shards: dict[int, ShardInfo], opener: Callable[[ShardInfo], OpenShard]) -> Plan:
+    """Cut every shard into units; checks its offsets, and that nothing valid lies outside its segments."""
+    plan = Plan(shards)
+    for number, info in shards.items():
+        try:
+            with opener(info) as shard:
+                offsets = shard.offsets().numpy()
+                plan.outside += _check_outside(shard, int(offsets[-1]))
+                if settings_need_packs(shard):
+                    shard.pack_offsets()
+                units = cut_units(offsets, number)
+        except RolloutIsError as error:
+            plan.drop(error, number)
+            continue
+        if info.positions == 0:
+            plan.empty.append(info.name)
+        if not units and len(offsets) > 1:
+            units = [Unit(UnitId(number, 0), 0, 0, 0, len(offsets) - 1)]
+        plan.tasks += tasks_of(units)
+    return plan
+
+
+def settings_need_packs(shard: OpenShard) -> bool:
+    """Pack offsets are checked wherever they are dumped, also when nobody groups by them."""
+    return "packs" in shard.info.columns or "pack_lengths" in shard.info.columns
+
+
+def _check_outside(shard: OpenShard, end: int) -> int:
+    """Positions past the last boundary are pad and must be masked."""
+    total = shard.info.positions
+    for start in range(end, total, SLICE):
+        valid, _ = valid_of(shard.read("mask", start, min(start + SLICE, total)), shard.info, start)
+        if valid.any():
+            at = start + int(np.flatnonzero(valid)[0])
+            raise DumpError(
+                f"{shard.info.name}: {shard.info.columns.get('mask', 'mask')}[{at}]",
+                f"expected every position past the last boundary ({end:,}) to be masked, found a valid one at {at:,}",
+                "cu_seqlens ends before the data does: a sequence is missing from it",
+                "give cu_seqlens its last boundary, or mask the padding",
+                code="valid-outside",
+            )
+    return total - end
+
+
+def worker_count(workers: int | None, plan: Plan, settings: Settings) -> int:
+    """How many processes to use."""
+    if workers is not None and workers < 1:
+        raise UsageError(
+            f"--workers {workers}", f"expected at least 1 worker, found {workers}", "", "leave it out for one a core"
+        )
+    if settings.device not in ("cpu", "cpu:torch"):
+        return 1
+    if workers is not None:
+        return workers
+    return usable_cores() if sum(t.positions for t in plan.tasks) >= SMALL else 1
+
+
+def run_plan(plan: Plan, job: Job, workers: int, progress: Progress | None) -> Outcome:
+    """Run all tasks; a shard that fails loses all of its partials and is named in ``errors``."""
+    check_device(job.settings.device)
+    outcome = Outcome(plan.errors)
+    for done in run_tasks(job, plan.tasks, workers, progress):
+        if done.error is not None:
+            outcome.errors.setdefault(done.task.shard, done.error)
+        for partial in done.partials:
+            outcome.add(partial)
+    return outcome
+
+
+def check_device(device: str) -> None:
+    """Refuse what cannot be used, with the reason."""
+    if device in ("cpu", "cpu:torch"):
+        return
+    import torch
+
+    kind = device.split(":")[0]
+    where = f"--device {device}"
+    if kind == "mps":
+        raise UsageError(
+            where,
+            "expected cpu or cuda, found mps",
+            "Apple's GPUs have no float64, which every figure here is computed in",
+            "use --device cpu",
+        )
+    if kind != "cuda":
+        raise UsageError(where, f"expected cpu, cuda or cuda:N, found {device}", "", "use --device cpu")
+    if not torch.cuda.is_available():
+        raise UsageError(
+            where,
+            "expected a CUDA device, found none",
+            "this torch build or this machine has no CUDA",
+            "use --device cpu",
+        )
+    number = device.partition(":")[2]
+    if number and (not number.isdigit() or int(number) >= torch.cuda.device_count()):
+        raise UsageError(where, f"expected cuda:0 to cuda:{torch.cuda.device_count() - 1}, found {device}")
+
+
+def settle(errors: Mapping[int, RolloutIsError], shards: int, root: str, allow_partial: bool) -> None:
+    """Raise when shards failed and that is not allowed: one error as it is, several as a list that hides none.
+
+    Raises:
+        RolloutIsError: any failure without ``allow_partial``, or when no shard is left.
+    """
+    if not errors or (allow_partial and len(errors) < shards):
+        return
+    ordered = [errors[k] for k in sorted(errors)]
+    if len(ordered) == 1:
+        raise ordered[0]
+    from rollout_is.dumps.scan import together
+
+    raise together([e for e in ordered if isinstance(e, DumpError)], shards, root)
+
+
+def conclude(scanned: Scan, plan: Plan, job: Job, outcome: Outcome, runtime: Mapping[str, Any]) -> Summary:
+    """Everything after the units: assembling, duplicates, worst places, notes, findings."""
+    settings = job.settings
+    left_out = [outcome.errors[k] for k in sorted(outcome.errors)]
+    shards = {k: v for k, v in plan.shards.items() if k not in outcome.errors}
+    partials = sorted(outcome.partials, key=lambda p: p.unit.id)
+    found = confirm(outcome.index, shards, job.opener)
+    assembled = assemble(partials, shards, settings, outcome.tails)
+    extra: dict[str, Any] = {}
+    if found.copies:
+        extra["without_duplicates"] = _without(found, plan, job, partials, shards)
+    worst: dict[str, Any] = {}
+    if settings.top:
+        tokens, sequences = WorstTokens(settings.top), WorstSequences(settings.top)
+        for p in partials:
+            if p.worst_tokens is not None:
+                tokens.merge(p.worst_tokens)
+            if p.worst_sequences is not None:
+                sequences.merge(p.worst_sequences)
+        worst = describe_worst(tokens, sequences, shards, job.opener)
+    for i, consumer in enumerate(job.consumers):
+        extra[consumer.name] = consumer.finish([(p.unit, shards[p.unit.id.shard], p.consumed[i]) for p in partials])
+    return notebook.write(scanned, shards, plan, assembled, found, left_out, settings, worst, extra, runtime)
+
+
+def _without(
+    found: Duplicates, plan: Plan, job: Job, partials: list[Partial], shards: Mapping[int, ShardInfo]
+) -> dict[str, Any]:
+    """The masked figures without the copies: only the units that hold one are read again."""
+    skip = frozenset(found.copies)
+    touched = {(shard, segment) for shard, segment in skip}
+    again: list[Task] = []
+    for task in plan.tasks:
+        units = tuple(u for u in task.units if any((task.shard, s) in touched for s in range(u.first, u.last)))
+        if units:
+            again.append(Task(task.shard, units))
+    second = Job(job.shards, job.opener, job.settings, (), skip)
+    replaced = {}
+    for done in run_tasks(second, again, 1):
+        if done.error is not None:
+            raise done.error
+        replaced.update({p.unit.id: p for p in done.partials})
+    for p in replaced.values():
+        Tails().take(p)
+    rest = [replaced.get(p.unit.id, p) for p in partials]
+    rest = [p for p in rest if p.coverage["", ""].positions or not p.unit.fragment]
+    plain = Settings(**{**vars(job.settings), "by": (), "top": 0})
+    views = assemble(rest, shards, plain).views
+    return {
+        "sequences_left_out": len(skip),
+        "views": {
+            "masked": {
+                section: {name: s.to_dict() for name, s in names.items()} for section, names in views["masked"].items()
+            }
+        },
+    }
+
+
+__all__ = ["Note", "analyze", "summarize"]

@@ -1,0 +1,341 @@
+"""What one unit contributes to the figures of one population: token sums and per-sequence figures, ready to be combined."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rollout_is.analysis import clusters, sums, weights
+from rollout_is.analysis.batch import Floats, Ints
+from rollout_is.analysis.clusters import ClusterRow, GroupTable
+from rollout_is.analysis.histogram import merge
+from rollout_is.analysis.pareto import TopLogWeights
+from rollout_is.analysis.sums import Bounds, Pooled, Scaled, Sums, Table
+from rollout_is.analysis.weights import Moments, WeightRow
+
+# Quantities that carry a clustered standard error, in the order of the cluster rows.
+TOKEN_ERRORS = (
+    "d", "d2", "k3", "abs", "dp", "mult", "w", "w2", "high", "low", "extreme", "veto", "identical",
+)  # fmt: skip
+SEQUENCE_ERRORS = (
+    "x", "product", "geometric", "train_nll", "rollout_nll", "train_ppl", "rollout_ppl", "ppl_diff", "ppl_abs_diff", "ppl_ratio",
+)  # fmt: skip
+PARETO_CAPACITY = 65536  # 3 sqrt(V) of 477 million sequences
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """Pooled sums over the finite tokens of one unit.
+
+    ``sums`` holds plain sums by name (d, d2, abs, k3, mult, dp); ``counts`` whole numbers (high, low, extreme, veto, identical).
+    """
+
+    n: int
+    infinite: tuple[int, int]
+    weights: WeightRow
+    moments: tuple[int, float, float]
+    sums: dict[str, float]
+    counts: dict[str, int]
+    scaled_k3: tuple[tuple[float, float], ...]
+    scaled_mult: tuple[tuple[float, float], ...]
+    pooled: tuple[tuple[int, Pooled], ...]
+    clusters: ClusterRow | GroupTable | None = None
+
+
+@dataclass(frozen=True)
+class SequenceRow:
+    """Per-sequence figures of one unit's finished sequences."""
+
+    sequences: int  # with at least one valid token
+    measured: int  # with at least one valid finite token
+    dropped: int  # left out of the product level: a valid token is not finite
+    vetoed: int
+    x: WeightRow
+    x_deviation: float
+    x_counts: tuple[int, int]
+    product: WeightRow
+    geometric: WeightRow
+    train: WeightRow  # of -mean t: the perplexities are its weights
+    rollout: WeightRow
+    ratio: WeightRow  # of D = mean r - mean t
+    train_nll: float
+    rollout_nll: float
+    diff: float
+    abs_diff: float
+    clusters: ClusterRow | GroupTable | None = None
+    pareto: TopLogWeights | None = None
+
+
+@dataclass
+class Row:
+    """One unit's contribution to one population.
+
+    Where the unit is a fragment ``sequence`` waits for the others; the joined fragments are a row without ``token``.
+    """
+
+    token: TokenRow | None
+    sequence: SequenceRow | None
+    fragment: FragmentSums | None = None
+    clusters: ClusterRow | GroupTable | None = None
+
+
+@dataclass(frozen=True)
+class SequenceFacts:
+    """What else is known of the sequences of a table, aligned with its columns.
+
+    Attributes:
+        nonfinite: int64 [s] valid tokens left out of the sums.
+        infinite_low, infinite_high: int64 [s] of them, d = -inf and +inf.
+        groups: int64 [s] group ids, or None.
+        step: for the group clusters; -1 when unknown.
+    """
+
+    nonfinite: Ints
+    infinite_low: Ints
+    infinite_high: Ints
+    groups: Ints | None
+    step: int
+
+
+@dataclass(frozen=True)
+class FragmentSums:
+    """The sums of a part of a sequence that is longer than a unit, to be joined in order."""
+
+    key: tuple[int, int]  # shard, segment
+    table: Table  # one column
+    facts: SequenceFacts
+    scaled: tuple[Ints, Floats, Floats, Floats]
+    shift: float  # the same for all fragments of a segment
+
+
+@dataclass
+class Population:
+    """One or two token populations (valid; masked-out) of a unit, joined."""
+
+    members: list[Sums] = field(default_factory=list)
+
+    @property
+    def scaled(self) -> Scaled:
+        out = Scaled()
+        for m in self.members:
+            for arrays in zip(m.scaled.sequence, m.scaled.scale, m.scaled.first, m.scaled.second, strict=True):
+                out.add(*arrays)
+        return out
+
+
+def token_row(population: Population, table: Table, facts: SequenceFacts, *, clustered: bool) -> TokenRow:
+    """Pool a unit's table over its tokens. ``table`` joins the members' tables."""
+    members = population.members
+    total = {name: float(table.sums[column].sum()) for name, column in _SUMMED.items()}
+    n = int(table.sums[sums.N].sum())
+    low = float(table.low.min()) if table.low.size else math.inf
+    high = float(table.high.max()) if table.high.size else -math.inf
+    shift, e_shift = (members[0].shift, members[0].e_shift) if members else (0.0, 0.0)
+    _, scale, first, second = population.scaled.arrays()
+    parts = [(0.0, total["w"], total["w2"])] if total["w"] > 0 else []
+    parts += list(zip(scale.tolist(), first.tolist(), second.tolist(), strict=True))
+    if len(parts) > 1:
+        parts = [_one_part(parts)]
+    if n and not len(scale) and high > -10.0:
+        about = total["e"] / n
+        moment = Moments(0.0, n, e_shift + about, max(0.0, total["e2"] - total["e"] * about))
+    elif n:
+        k, s1, s2 = parts[0] if parts else (0.0, 0.0, 0.0)
+        moment = Moments(k, n, s1 / n - (1.0 if k == 0.0 else 0.0), max(0.0, s2 - s1 * s1 / n))
+    else:
+        moment = Moments(0.0, 0, 0.0, 0.0)
+    weight_row = WeightRow(
+        n=n,
+        parts=tuple(parts),
+        moments=(moment,) if n else (),
+        low=low,
+        high=high,
+        above=int(total["high"]),
+        below=int(total["low"]),
+        histogram=merge([m.histogram() for m in members]),
+    )
+    mean_d = total["d"] / n if n else 0.0
+    centred = total["d"] - n * shift
+    # Sum of d^2 from the sum about the shift: every term but the cross one is positive.
+    d2 = total["d2"] + 2.0 * shift * centred + n * shift * shift
+    m2 = max(0.0, total["d2"] - centred * centred / n) if n else 0.0
+    infinite = (sum(m.infinite[0] for m in members), sum(m.infinite[1] for m in members))
+    return TokenRow(
+        n=n,
+        infinite=infinite,
+        weights=weight_row,
+        moments=(n, mean_d, m2),
+        sums={
+            "d": total["d"],
+            "d2": d2,
+            "abs": total["abs"],
+            "k3": total["k3"],
+            "mult": total["mult"],
+            "dp": total["dp"],
+        },
+        counts={k: int(total[k]) for k in ("high", "low", "extreme", "veto", "identical")},
+        scaled_k3=_scaled_parts([m.scaled_k3 for m in members]),
+        scaled_mult=_scaled_parts([m.scaled_abs for m in members]),
+        pooled=tuple(
+            (int(sum(p[sums.N].sum() for p in m.pieces)), m.pooled) for m in members if m.pieces and m.mismatch
+        ),
+        clusters=token_clusters(table, facts, shift) if clustered else None,
+    )
+
+
+_SUMMED = {
+    "t": sums.T, "d": sums.D, "d2": sums.D2, "abs": sums.ABS, "e": sums.E, "e2": sums.E2, "w": sums.W, "w2": sums.W2,
+    "k3": sums.K3, "mult": sums.MULT, "dp": sums.DP, "high": sums.HIGH, "low": sums.LOW, "extreme": sums.EXTREME,
+    "veto": sums.VETO, "identical": sums.IDENTICAL,
+}  # fmt: skip
+
+
+def _one_part(parts: list[tuple[float, float, float]]) -> tuple[float, float, float]:
+    top = max(k for k, _, _ in parts)
+    first = math.fsum(a * math.exp(k - top) for k, a, _ in parts)
+    second = math.fsum(b * math.exp(2 * (k - top)) for k, _, b in parts)
+    return top, first, second
+
+
+def _scaled_parts(states: list[Scaled]) -> tuple[tuple[float, float], ...]:
+    parts = []
+    for state in states:
+        _, scale, first, second = state.arrays()
+        if len(scale):
+            k, s1, _ = _one_part(list(zip(scale.tolist(), first.tolist(), second.tolist(), strict=True)))
+            parts.append((k, s1))
+    return tuple(parts)
+
+
+def token_clusters(table: Table, facts: SequenceFacts, shift: float) -> ClusterRow | GroupTable:
+    """Residual sums of the token means over the sequences of a table (or over their groups)."""
+    has = table.sums[sums.N] > 0
+    t = table.sums[:, has]
+    n = t[sums.N]
+    d2 = t[sums.D2] + 2.0 * shift * (t[sums.D] - n * shift) + n * shift * shift
+    matrix = np.stack([t[sums.D], d2, *(t[c] for c in _ERROR_COLUMNS)])
+    return _cluster(matrix, n, facts, has)
+
+
+_ERROR_COLUMNS = (
+    sums.K3, sums.ABS, sums.DP, sums.MULT, sums.W, sums.W2, sums.HIGH, sums.LOW, sums.EXTREME, sums.VETO, sums.IDENTICAL,
+)  # fmt: skip
+
+
+def _cluster(matrix: Floats, n: Floats, facts: SequenceFacts, keep: Floats | None = None) -> ClusterRow | GroupTable:
+    if facts.groups is None:
+        return clusters.row_of(matrix, n)
+    groups = facts.groups if keep is None else facts.groups[keep]
+    return clusters.fold_groups(facts.step, groups, matrix, n)
+
+
+def sequence_row(
+    table: Table,
+    facts: SequenceFacts,
+    scaled: tuple[Ints, Floats, Floats, Floats],
+    bounds: Bounds,
+    e_shift: float,
+    mismatch: bool,
+) -> SequenceRow:
+    """The per-sequence figures of finished sequences.
+
+    Args:
+        table: its columns are the sequences with at least one valid token (``sequence`` ascending).
+        facts: aligned with the table.
+        scaled: weights kept as logarithms, by sequence number.
+    """
+    n = table.sums[sums.N]
+    veto = table.sums[sums.VETO] > 0
+    if bounds.veto_lower is not None:
+        veto |= facts.infinite_low > 0
+    if bounds.veto_upper is not None:
+        veto |= facts.infinite_high > 0
+    has = n > 0
+    measured = table.take(has)
+    n = n[has]
+    d, t = measured.sums[sums.D], measured.sums[sums.T]
+    log_lower, log_upper = bounds.log_lower, bounds.log_upper
+
+    log_x, x_minus_1 = _mean_weights(measured, scaled, n, e_shift)
+    geometric = d / n
+    finite = facts.nonfinite[has] == 0
+    product = d if finite.all() else d[finite]
+    lower, upper = math.exp(log_lower), math.exp(log_upper)
+    x = 1.0 + x_minus_1
+    top = None
+    if len(product):
+        top = TopLogWeights(PARETO_CAPACITY)
+        top.update(product)
+    nll, rollout_nll = -t / n, (d - t) / n
+    drift = -geometric  # mean r - mean t
+    none = weights.EMPTY
+    row = SequenceRow(
+        sequences=len(table.sequence),
+        measured=len(n),
+        dropped=int(np.count_nonzero(~finite)),
+        vetoed=int(np.count_nonzero(veto)),
+        x=weights.row_of(log_x, log_lower, log_upper, binned=False),
+        x_deviation=float(np.abs(x_minus_1).max()) if len(n) else -math.inf,
+        x_counts=(int(np.count_nonzero(x > upper)), int(np.count_nonzero(x < lower))),
+        product=weights.row_of(product, log_lower, log_upper),
+        geometric=weights.row_of(geometric, log_lower, log_upper),
+        train=weights.row_of(nll, log_lower, log_upper, binned=False) if mismatch else none,
+        rollout=weights.row_of(rollout_nll, log_lower, log_upper, binned=False) if mismatch else none,
+        ratio=weights.row_of(drift, log_lower, log_upper, binned=False) if mismatch else none,
+        train_nll=float(nll.sum()),
+        rollout_nll=float(rollout_nll.sum()),
+        diff=float(drift.sum()),
+        abs_diff=float(np.abs(drift).sum()),
+        clusters=_sequence_clusters(x, d, geometric, nll, rollout_nll, drift, finite, facts, has) if len(n) else None,
+        pareto=top,
+    )
+    return row
+
+
+def _mean_weights(
+    table: Table, scaled: tuple[Ints, Floats, Floats, Floats], n: Floats, e_shift: float
+) -> tuple[Floats, Floats]:
+    """Per sequence: log of x = mean token weight, and x - 1 (inf where x leaves float64)."""
+    total = table.sums[sums.W]
+    # Near 1 the sum of w - 1 has the digits that 1 + (w - 1) lost; far below 1 it is the other way round.
+    near = total > 0.5 * n
+    x_minus_1 = np.where(near, e_shift + table.sums[sums.E] / n, total / n - 1.0)
+    log_x = np.full(len(n), -np.inf)
+    log_x[near] = np.log1p(x_minus_1[near])
+    far = ~near & (total > 0)
+    log_x[far] = np.log(total[far] / n[far])
+    sequence, scale, first, _ = scaled
+    if len(sequence):
+        at = np.searchsorted(table.sequence, sequence)
+        known = at < len(table.sequence)
+        known &= table.sequence[np.minimum(at, len(table.sequence) - 1)] == sequence
+        for column, k, s in zip(at[known], scale[known], first[known], strict=True):
+            log_x[column] = np.logaddexp(log_x[column], k + math.log(s) - math.log(n[column]))
+            x_minus_1[column] = weights.safe_exp(float(log_x[column])) - 1.0
+    return log_x, x_minus_1
+
+
+def _sequence_clusters(
+    x: Floats, d: Floats, geometric: Floats, nll: Floats, rollout_nll: Floats, drift: Floats, finite: Floats,
+    facts: SequenceFacts, has: Floats,
+) -> ClusterRow | GroupTable:  # fmt: skip
+    # A sequence without a product weight makes that one error undefined; the others stand.
+    product = np.where(finite, np.exp(np.minimum(d, 800.0)), np.nan)
+    with np.errstate(over="ignore"):
+        matrix = np.stack(
+            [
+                x,
+                product,
+                np.exp(geometric),
+                nll,
+                rollout_nll,
+                np.exp(nll),
+                np.exp(rollout_nll),
+                drift,
+                np.abs(drift),
+                np.exp(drift),
+            ]
+        )
+    return _cluster(matrix, np.ones(len(x)), facts, has)

@@ -1,0 +1,96 @@
+"""Pick the valid (or the masked-out) positions of a block out of the stored columns, bit for bit, into the workspace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rollout_is.analysis.batch import Ints
+from rollout_is.dumps.errors import DumpError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rollout_is.dumps.shard import ShardInfo
+
+_BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
+
+
+class Picker:
+    """Selects by index on the raw bits, so that no dtype and no bit pattern matters. Buffers are reused."""
+
+    def __init__(self, block: int) -> None:
+        self._block = block
+        self._buffers: dict[tuple[str, int], Any] = {}
+
+    def pick(self, source: Tensor, index: Ints | None, slot: str) -> Tensor:
+        """The elements at ``index`` in the source's dtype; the source itself when ``index`` is None."""
+        if index is None:
+            return source
+        import torch
+
+        size = source.element_size()
+        key = (slot, size)
+        if key not in self._buffers:
+            self._buffers[key] = np.empty(self._block, dtype=_BITS[size])
+        out = self._buffers[key][: len(index)]
+        np.take(bits_of(source), index, out=out, mode="clip")
+        return torch.from_numpy(out).view(source.dtype)
+
+
+def bits_of(source: Tensor) -> Any:
+    """The tensor's memory as a numpy integer array of the same element size."""
+    import torch
+
+    views = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return source.view(views[source.element_size()]).numpy()
+
+
+def fold32(source: Tensor) -> Any:
+    """int32 [n]: the raw bits of each element, 8-byte ones folded."""
+    raw = bits_of(source)
+    if raw.dtype == np.int64:
+        return (raw ^ (raw >> 32)).astype(np.int32)
+    return raw if raw.dtype == np.int32 else raw.astype(np.int32)
+
+
+def valid_of(mask: Tensor, info: ShardInfo, start: int) -> tuple[Any, dict[float, int]]:
+    """The mask of a block as bool [n], and the values in it other than 0 and 1 with their counts.
+
+    Raises:
+        DumpError: a mask value is negative or not finite.
+    """
+    import torch
+
+    if mask.dtype == torch.bool:
+        raw = mask.view(torch.uint8).numpy()
+        return raw != 0, _others(raw, int(raw.max())) if len(raw) else {}
+    values = (
+        bits_of(mask)
+        if mask.dtype == torch.uint8
+        else mask.to(torch.float64).numpy()
+        if mask.is_floating_point()
+        else mask.numpy()
+    )
+    if not len(values):
+        return values != 0, {}
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high < np.inf):
+        bad = int(np.flatnonzero(~((values >= 0) & (values < np.inf)))[0])
+        raise DumpError(
+            f"{info.name}: {info.columns.get('mask', 'mask')}[{start + bad}]",
+            f"expected a mask value that is finite and >= 0, found {values[bad]}",
+            "~mask on an integer mask gives -1 and -2; a padded mask may hold NaN",
+            "store the mask as bool, or as 0 and 1",
+            code="mask-value",
+        )
+    odd = high > 1 or (values.dtype.kind == "f" and bool(((values != 0) & (values != 1)).any()))
+    return values != 0, _others(values, high) if odd else {}
+
+
+def _others(values: Any, high: Any) -> dict[float, int]:
+    if values.dtype.kind != "f" and high <= 1:
+        return {}
+    unique, counts = np.unique(values[(values != 0) & (values != 1)], return_counts=True)
+    return {float(v): int(c) for v, c in zip(unique[:10], counts[:10], strict=True)}

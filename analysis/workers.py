@@ -1,0 +1,215 @@
+"""Run the units of a dump in this process or in several; which process ran a unit leaves no trace in its partial."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rollout_is.analysis.batch import Consumer, Ints, Unit
+from rollout_is.analysis.engine import Engine, Partial
+from rollout_is.analysis.settings import Settings
+from rollout_is.dumps.errors import RolloutIsError, WorkLostError
+
+if TYPE_CHECKING:
+    from rollout_is.dumps.shard import OpenShard, ShardInfo
+
+TASK_UNITS = 4  # units handed to a process at a time
+Opener = Callable[["ShardInfo"], "OpenShard"]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Some consecutive units of one shard."""
+
+    shard: int
+    units: tuple[Unit, ...]
+
+    @property
+    def positions(self) -> int:
+        return sum(u.stop - u.start for u in self.units)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a process needs to run any task. Picklable unless the opener serves tensors in memory."""
+
+    shards: dict[int, ShardInfo]
+    opener: Opener
+    settings: Settings
+    consumers: tuple[Consumer, ...] = ()
+    skip: frozenset[tuple[int, int]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of one task: its partials, or the error that its shard met."""
+
+    task: Task
+    partials: tuple[Partial, ...] = ()
+    error: RolloutIsError | None = None
+
+
+class Runner:
+    """Runs tasks in this process, keeping the last shard open."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.engine = Engine(job.settings, job.consumers, job.skip)
+        self._number = -1
+        self._shard: OpenShard | None = None
+        self._offsets: Ints = np.zeros(1, dtype=np.int64)
+
+    def run(self, task: Task) -> Done:
+        """Never raises for a bad shard: its error is the result."""
+        try:
+            if task.shard != self._number or self._shard is None:
+                self.close()
+                self._shard = self.job.opener(self.job.shards[task.shard])
+                self._shard.__enter__()
+                self._number = task.shard
+                self._offsets = self._shard.offsets().numpy()
+            partials = tuple(self.engine.run(self._shard, unit, self._offsets) for unit in task.units)
+        except RolloutIsError as error:
+            self._drop()
+            return Done(task, error=error)
+        return Done(task, partials)
+
+    def close(self) -> None:
+        """Close the open shard; raises DumpError when the file changed while it was read."""
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.__exit__(None, None, None)
+
+    def _drop(self) -> None:
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            shard.__exit__(RolloutIsError, None, None)
+
+
+def run_here(job: Job, tasks: Sequence[Task], progress: Progress | None) -> Iterator[Done]:
+    """All tasks in this process, one torch thread."""
+    total = sum(t.positions for t in tasks)
+    done = 0
+    with one_thread():
+        runner = Runner(job)
+        previous: Task | None = None
+        for task in tasks:
+            if previous is not None and task.shard != previous.shard:
+                yield from _closed(runner, previous)
+            yield runner.run(task)
+            previous = task
+            done += task.positions
+            if progress is not None:
+                progress(done, total)
+        if previous is not None:
+            yield from _closed(runner, previous)
+
+
+def _closed(runner: Runner, task: Task) -> Iterator[Done]:
+    try:
+        runner.close()
+    except RolloutIsError as error:
+        yield Done(Task(task.shard, ()), error=error)
+
+
+_runner: Runner | None = None
+
+
+def _start(job: Job) -> None:
+    import torch
+
+    global _runner
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work; a worker has nothing to say
+    torch.set_num_threads(1)
+    _runner = Runner(job)
+
+
+def _run(task: Task) -> Done:
+    assert _runner is not None
+    done = _runner.run(task)
+    # A worker does not know its last task, so the check for a changed file is made after each.
+    if done.error is None:
+        try:
+            _runner.close()
+        except RolloutIsError as error:
+            return Done(task, error=error)
+    return done
+
+
+def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progress | None) -> Iterator[Done]:
+    """All tasks over ``workers`` processes, in whatever order they end.
+
+    Raises:
+        WorkLostError: a worker was killed (out of memory?).
+    """
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
+    # fork shares the parent's torch instead of importing it again; never after CUDA has started, which needs spawn.
+    method = "fork" if job.settings.device == "cpu" and hasattr(os, "fork") else "spawn"
+    context = multiprocessing.get_context(method)
+    total = sum(t.positions for t in tasks)
+    done = 0
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(job,))
+    try:
+        # Largest first would balance better, but shards are cut into like-sized units already.
+        for future in as_completed([pool.submit(_run, task) for task in tasks]):
+            result = future.result()
+            yield result
+            done += result.task.positions
+            if progress is not None:
+                progress(done, total)
+    except BrokenProcessPool as error:
+        raise WorkLostError(
+            f"one of {workers} worker processes",
+            "expected it to end its work, but it was killed",
+            "most often the out-of-memory killer; the dump itself is not to blame",
+            f"run again with fewer workers (--workers {max(1, workers // 2)}) or more memory",
+            code="worker-killed",
+        ) from error
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread while it lasts: more only spin, and the order of sums must not depend on them."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_tasks(job: Job, tasks: Sequence[Task], workers: int, progress: Progress | None = None) -> Iterator[Done]:
+    """Run all tasks, here or in processes."""
+    if workers <= 1 or len(tasks) <= 1:
+        return run_here(job, tasks, progress)
+    return run_processes(job, tasks, min(workers, len(tasks)), progress)
+
+
+def tasks_of(units: Sequence[Unit]) -> list[Task]:
+    """Units of one shard, some at a time."""
+    return [Task(units[i].id.shard, tuple(units[i : i + TASK_UNITS])) for i in range(0, len(units), TASK_UNITS)]
