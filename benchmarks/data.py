@@ -15,14 +15,14 @@ PROMPT = 0.16  # share of a sequence that is prompt
 
 
 def log_probs(rng: np.random.Generator, mask: NDArray[np.bool_]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Train and rollout: heavy-tailed small gaps at valid positions, a rollout of 0 at the others."""
+    """Train and rollout: small gaps with a heavy tail at valid positions, a rollout of 0 at the others."""
     n = len(mask)
     rollout = rng.standard_exponential(n, dtype=np.float32)
     np.negative(rollout, out=rollout)
     gap = rng.standard_normal(n, dtype=np.float32)
     gap *= np.float32(0.02)
     gap[::97] *= 10  # a tail
-    train = np.minimum(rollout + gap, 0).astype(np.float32)
+    train = rollout - gap.clip(-0.9, 0.9) * np.maximum(rollout, -1)  # a certain token has no gap
     rollout[~mask] = 0
     return train, rollout
 

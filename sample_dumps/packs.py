@@ -28,10 +28,10 @@ Response = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray, np
 
 
 def noisy_response(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Log-probs of a healthy run: mostly confident tokens, a gap of some 0.03 that grows where the token was unlikely."""
+    """Log-probs of a healthy run: mostly confident tokens, a gap of a few hundredths that vanishes as a token gets certain."""
     rollout = -rng.standard_exponential(n) * rng.choice([0.02, 0.3, 2.0], n, p=[0.5, 0.3, 0.2])
-    noise = rng.standard_normal(n) * np.minimum(0.01 + 0.05 * -rollout, 0.12)
-    return np.minimum(rollout + noise, 0.0), rollout, np.ones(n, dtype=bool)
+    noise = rng.standard_normal(n).clip(-4, 4) * np.minimum(0.12 * -rollout, 0.08)
+    return rollout + noise, rollout, np.ones(n, dtype=bool)
 
 
 def tool_response(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
