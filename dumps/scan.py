@@ -58,7 +58,7 @@ def scan(
         paths: folder (any depth), file, glob, or a sequence of them.
         columns: role -> tensor name, where the known names do not settle it.
         steps: ``100:200`` (both ends in), ``100,105``, ``:200``; None is all.
-        allow_partial: go on without bad shards and missing ranks.
+        allow_partial: go on without bad shards and missing ranks (missing ranks beside a single file are only noted).
         duplicates: ``newest`` or ``all`` of several shards for one (step, rank); None refuses them.
 
     Returns:
@@ -85,7 +85,8 @@ def scan(
             raise together(headers.problems, len(headers.problems), root)
         raise wanted.nothing_left(headers.filtered, root)
     shards = sorted(shards, key=lambda shard: shard.sort_key)
-    notes += coverage.missing_ranks(shards, headers.bad_places, root, allow_partial)
+    one_file = len(as_list(paths)) == 1 and os.path.isfile(as_list(paths)[0])  # who names one shard means one shard
+    notes += coverage.missing_ranks(shards, headers.bad_places, root, allow_partial or one_file)
     notes += coverage.missing_steps(shards)
     notes += wanted.notes({shard.step for shard in shards}, headers.unknown_steps)
     notes += _column_notes(headers.column_notes, len(shards))

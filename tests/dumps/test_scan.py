@@ -400,6 +400,12 @@ def test_c103_seven_of_eight_ranks(shard, dump):
     assert (note.code, note.severity) == ("ranks-missing", "warning") and "7 of 8 ranks, missing 5" in note.message
 
 
+def test_one_file_named_outright_is_meant_alone(shard, dump):
+    path = shard("step_1/rank_0", only=FEW, metadata={"world_size": "8"})
+    assert codes(scan(path)) == ["ranks-missing"]
+    refused("ranks-missing", paths=path.parent)
+
+
 def test_missing_ranks_of_the_union_seen(shard, dump):
     grid(shard, [1, 2], [0, 1])
     grid(shard, [3], [0])
