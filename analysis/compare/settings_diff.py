@@ -14,6 +14,8 @@ _PRESENTATION = frozenset({"by", "top", "device", "only", "workers", "steps"})
 _PLACE = frozenset(
     {"format", "layout", "step", "rank", "world_size", "run", "trainer_metrics", "host", "time", "date", "seed"}
 )
+# Roles whose columns and dtypes bear on the figures.
+_SIDES = ("train", "rollout", "mask", "logprobs")
 # Differences in these change what a figure means; any other is a circumstance that a change may come from.
 _DEFINING = ("mask", "train", "rollout", "train_policy", "temperature", "logprob", "polic", "weight")
 # The settings that only some statistics depend on, by a part of the statistic's name.
@@ -50,6 +52,8 @@ def conditions(summary: Summary) -> dict[str, str]:
     for part in ("columns", "dtypes", "metadata"):
         section = summary.source.get(part)
         for key, value in _flat(section if isinstance(section, Mapping) else {}):
+            if part != "metadata" and not key.startswith(_SIDES):
+                continue  # the dtype of offsets bears on no figure
             if key.split(".")[0] not in _PLACE:
                 found[f"{part}.{key}"] = value
     return found

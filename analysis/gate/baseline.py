@@ -14,19 +14,19 @@ DEFAULT_MARGIN = 0.5
 # is about 4 standard errors of the difference: one false alarm in 10 000 limits under normal errors.
 NOISE = 6.0
 
-# What is worth a limit: means and shares whose noise is known, no extremes (one token moves them), no perplexities (they
-# move with training). Each entry says whether the steps are held too.
+# What is worth a limit: means and shares whose noise is known; no extremes (one token moves them), no effective sample size
+# and no correlation (their noise is not known; chi2 and the mean differences see the same), no perplexities (they move with
+# training). Each entry says whether the steps are held too.
 GUARDED: tuple[tuple[str, bool], ...] = (
     ("masked.mismatch.mismatch_logprob_abs_diff", True),
     ("masked.mismatch.mismatch_k3_kl", True),
     ("masked.mismatch.mismatch_kl", True),
     ("masked.mismatch.mismatch_prob_abs_diff", False),
-    ("masked.mismatch.mismatch_prob_pearson", False),
     ("masked.mismatch.mismatch_extreme_fraction", False),
     ("masked.mismatch.mismatch_log_ppl_abs_diff", False),
     ("masked.mismatch.mismatch_ppl_ratio", False),
     ("masked.token.rollout_is_mean", True),
-    ("masked.token.rollout_is_eff_sample_size", False),
+    ("masked.mismatch.mismatch_chi2_token", False),
     ("masked.geometric.rollout_is_mean", False),
     ("masked.per_sequence.rollout_is_seq_mean", False),
 )

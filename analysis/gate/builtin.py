@@ -15,6 +15,27 @@ BUILT_IN: tuple[Limit, ...] = (
         origin=_BUILT_IN,
         reason="NaN or infinity at a valid token: the row of logits was garbage, and hiding it flatters every figure",
     ),
+    Limit(
+        "notes.all-zero-side", max=0.0, origin=_BUILT_IN, reason="one side is 0 everywhere: placeholders, not log-probs"
+    ),
+    Limit(
+        "notes.both-zero",
+        max=0.0,
+        origin=_BUILT_IN,
+        reason="both sides are 0: this is not agreement, the data is missing",
+    ),
+    Limit(
+        "notes.constant-value",
+        max=0.0,
+        origin=_BUILT_IN,
+        reason="one value at many valid tokens: placeholders scored as log-probs, or the prompt inside the mask",
+    ),
+    Limit(
+        "notes.duplicate-shards",
+        max=0.0,
+        origin=_BUILT_IN,
+        reason="two shards hold the same data: what was copied counts twice",
+    ),
     Limit("coverage.valid_tokens", min=1.0, origin=_BUILT_IN, reason="no valid token: nothing was compared"),
     Limit(
         "coverage.sequences", min=1.0, origin=_BUILT_IN, reason="every segment is fully masked: nothing was compared"

@@ -64,7 +64,7 @@ class MaxChange:
         parts = [] if self.relative is None else [f"{sign}{100 * self.relative:.4g} %"]
         if self.absolute is not None:
             parts.append(f"{sign}{self.absolute:.3g}")
-        return f"change within {' or '.join(parts)}"
+        return f"within {' or '.join(parts)}"
 
 
 @dataclass(frozen=True)

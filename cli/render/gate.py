@@ -13,6 +13,7 @@ from rollout_is.cli.render.table import Cell, Column, Style, Table, cell
 from rollout_is.cli.render.terminal import Terminal
 from rollout_is.cli.render.text import render, wrap
 
+MOST = 5  # explained above the tables
 _STYLES: dict[str, Style] = {"ok": "good", "FAIL": "bad", "ERROR": "bad", "warn": "warn"}
 
 
@@ -49,9 +50,11 @@ def to_text(verdict: Verdict, terminal: Terminal) -> str:
     """Verdict, what is wrong, then one table a view with one line a limit."""
     title = headline(verdict)
     lines = [terminal.paint(title, "good" if verdict.passed else "bad")]
-    for outcome in verdict.by_urgency():
-        if outcome.status != "pass":
-            lines += _explained(outcome, terminal)
+    wrong = [outcome for outcome in verdict.by_urgency() if outcome.status != "pass"]
+    for outcome in _told(wrong):
+        lines += _explained(outcome, terminal)
+    if len(wrong) > len(_told(wrong)):
+        lines.append(f"   and {len(wrong) - len(_told(wrong))} more, marked below")
     parts = ["".join(f"{terminal.plain(line)}\n" for line in lines)]
     heads = dict.fromkeys(_head(outcome.limit) for outcome in verdict.outcomes)
     for head in heads:
@@ -85,6 +88,16 @@ def to_csv_text(verdict: Verdict) -> str:
     return to_csv(_table("", verdict.outcomes, short=False))
 
 
+def _told(wrong: Sequence[Outcome]) -> list[Outcome]:
+    """The first five, each statistic once, by the limit that names steps where there is one; the tables hold them all."""
+    chosen: dict[str, Outcome] = {}
+    for outcome in wrong:
+        known = chosen.setdefault(outcome.limit.statistic, outcome)
+        if outcome.steps and not known.steps:
+            chosen[outcome.limit.statistic] = outcome
+    return list(chosen.values())[:MOST]
+
+
 def _head(limit: Limit) -> str:
     return limit.statistic.partition(".")[0]
 
@@ -105,8 +118,8 @@ def _table(title: str, outcomes: Sequence[Outcome], short: bool) -> Table:
         Column("statistic", "left"),
         Column("value"),
         Column("limit", "left", wrap=True),
-        Column("baseline", drop=2),
-        Column("change", drop=3),
+        Column("baseline", drop=3),
+        Column("change", drop=2),
         Column("from", "left", drop=1),
     )
     places = list(dict.fromkeys(str(outcome.limit.origin.place) for outcome in outcomes))
