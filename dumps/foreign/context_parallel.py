@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from rollout_is.dumps.errors import DumpError
 from rollout_is.dumps.foreign import torchfile
-from rollout_is.dumps.foreign.format import Harvest, Source, step_and_rank
+from rollout_is.dumps.foreign.format import Harvest, Source, remark, step_and_rank
 from rollout_is.dumps.foreign.sniff import Sniffed
+from rollout_is.dumps.notes import Note
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,21 +56,38 @@ def join_rank_files(files: Sequence[Sniffed]) -> Harvest:
         seen = _look(file, where)
         groups.setdefault((seen.step, seen.rows), []).append(seen)
     if stages:
-        found.remarks.append(f"{stages} rank files hold no log_probs (pipeline stages before the last): left out")
+        found.remarks.append(
+            remark(
+                "stages-left-out", f"{stages} rank files hold no log_probs (pipeline stages before the last): left out"
+            )
+        )
     for (_, _), members in sorted(groups.items(), key=lambda item: item[1][0].path):
         first, distinct = members[0], _distinct(members)
-        remarks: list[str] = []
+        remarks: list[Note] = []
         if len(members) > len(distinct):
-            remarks.append(f"{len(members) - len(distinct)} copies of {first.path.name} (tensor parallelism): dropped")
+            remarks.append(
+                remark(
+                    "copies-dropped",
+                    f"{len(members) - len(distinct)} copies of {first.path.name} (tensor parallelism): dropped",
+                )
+            )
         if len(distinct) > 1 and all(member.whole for member in distinct):
             remarks.append(
-                f"{', '.join(m.path.name for m in distinct[1:])} hold the same sequences as {first.path.name} with other values: "
-                "the first rank's are used"
+                remark(
+                    "copies-differ",
+                    f"{', '.join(m.path.name for m in distinct[1:])} hold the same sequences as {first.path.name} with other values: "
+                    "the first rank's are used",
+                )
             )
             distinct = distinct[:1]
         parts = tuple(member.path for member in distinct)
         if len(parts) > 1:
-            remarks.append(f"{len(parts)} context-parallel slices joined: {', '.join(part.name for part in parts)}")
+            remarks.append(
+                remark(
+                    "slices-joined",
+                    f"{len(parts)} context-parallel slices joined: {', '.join(part.name for part in parts)}",
+                )
+            )
         found.sources.append(Source(first.path, parts, first.step, first.rank, tuple(remarks)))
     return found
 

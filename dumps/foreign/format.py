@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rollout_is.dumps.errors import DumpError
 from rollout_is.dumps.foreign.sniff import Sniffed
+from rollout_is.dumps.notes import Note
 
 if TYPE_CHECKING:
     from rollout_is.dumps.foreign.packed import Packed
@@ -28,14 +29,14 @@ class Source:
         path: the file that stands for the shard.
         parts: every file that is read for it, ``path`` included, in joining order.
         step, rank: as far as names or content say.
-        remarks: sentences for the report (files left out and why).
+        remarks: notes for the report (what was joined or left out and why).
     """
 
     path: Path
     parts: tuple[Path, ...]
     step: int | None = None
     rank: int | None = None
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Note, ...] = ()
 
 
 @dataclass
@@ -44,12 +45,12 @@ class Harvest:
 
     Attributes:
         sources: the shards to be.
-        remarks: sentences about files that were left out.
+        remarks: notes about files that were left out.
         problems: errors to raise when nothing at all can be read.
     """
 
     sources: list[Source] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[Note] = field(default_factory=list)
     problems: list[DumpError] = field(default_factory=list)
 
 
@@ -92,6 +93,11 @@ class Format:
     def open(self, source: Source, info: ShardInfo) -> OpenShard | None:
         """A shard that streams from the file, where the format can; None: it is read into memory."""
         return None
+
+
+def remark(code: str, message: str) -> Note:
+    """A note on files: what was joined, dropped or left out."""
+    return Note(code, "notice", "", message)
 
 
 _STEP = re.compile(r"(?:global_step|rollout|step)[_\-]?(\d+)", re.IGNORECASE)

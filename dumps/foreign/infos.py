@@ -54,7 +54,7 @@ def info_from(form: Format, source: Source, packed: Packed) -> ShardInfo:
     from rollout_is.dumps.foreign.packed import dtype_name
 
     size, mtime = stat_of(source.path)
-    notes = [Note("foreign-remark", "notice", "", remark) for remark in source.remarks] + packed.notes
+    notes = [*source.remarks, *packed.notes]
     metadata = {"trainer": form.trainer, "train_policy": form.train_policy} | packed.metadata | notes_metadata(notes)
     if len(source.parts) > 1:
         metadata[PARTS_KEY] = json.dumps([str(part) for part in source.parts])

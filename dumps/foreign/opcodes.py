@@ -36,6 +36,27 @@ class Outline:
     consumed: int = 0
 
 
+def outline_all(data: bytes, count: int, *, limit: int | None = None) -> Outline:
+    """The outline of several pickles one behind the other, as torch wrote them before zip files.
+
+    Args:
+        data: bytes that start with the first.
+        count: how many; ``complete`` says that all were there.
+        limit: as for ``outline``, for each of them.
+    """
+    joined = Outline()
+    for _ in range(count):
+        seen = outline(data[joined.consumed :], limit=limit)
+        joined.names |= seen.names
+        joined.strings |= seen.strings
+        joined.opcodes += seen.opcodes
+        joined.consumed += seen.consumed
+        joined.complete, joined.problem = seen.complete, seen.problem
+        if not seen.complete:
+            break
+    return joined
+
+
 def outline(data: bytes, *, limit: int | None = None) -> Outline:
     """Walk the opcodes of a pickle without executing it.
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 from rollout_is.dumps.errors import DumpError
 from rollout_is.dumps.foreign import formats as package
 from rollout_is.dumps.foreign.answers import answer
-from rollout_is.dumps.foreign.format import Format, Harvest, Source
+from rollout_is.dumps.foreign.format import Format, Harvest, Source, remark
 from rollout_is.dumps.foreign.infos import PARTS_KEY, info_from
 from rollout_is.dumps.foreign.sniff import Sniffed, sniff
+from rollout_is.dumps.notes import Note
 from rollout_is.dumps.shard import ShardInfo
 
 if TYPE_CHECKING:
@@ -149,20 +150,21 @@ def _walk(root: Path) -> list[Path]:
     return [file for file in found if file.is_file()]
 
 
-def _superseded(claimed: dict[str, list[Sniffed]]) -> list[str]:
+def _superseded(claimed: dict[str, list[Sniffed]]) -> list[Note]:
     """Drop the formats that only repeat what another one holds; says which."""
     remarks = []
     for form in known_formats():
         winners = [name for name in form.yields_to if name in claimed]
         if form.name in claimed and winners:
             count = len(claimed.pop(form.name))
-            remarks.append(
-                f"{count} files of {form.name} are left out: {winners[0]} holds the same rollouts (name their folder to read them)"
+            message = (
+                f"{count} files are left out: {winners[0]} holds the same rollouts (name their folder to read them)"
             )
+            remarks.append(remark(f"left-out-{form.name.rpartition('/')[2].replace('_', '-')}", message))
     return remarks
 
 
-def _left_out(root: Path, files: Sequence[Sniffed]) -> list[str]:
+def _left_out(root: Path, files: Sequence[Sniffed]) -> list[Note]:
     """Sentences about files of the folder that hold no pair of log-probs."""
     named: dict[str, list[str]] = {}
     for file in files:
@@ -170,11 +172,12 @@ def _left_out(root: Path, files: Sequence[Sniffed]) -> list[str]:
         if error is not None:
             named.setdefault(error.code, []).append(_shown(root, file.path))
     words = {"rollout-only": "hold no train log-probs", "text-only": "hold text only"}
-    return [
-        f"{len(names)} files {words.get(code, 'could not be read')}, left out: {', '.join(names[:_SHOWN])}"
-        + ", ..." * (len(names) > _SHOWN)
-        for code, names in named.items()
-    ]
+    remarks = []
+    for code, names in named.items():
+        shown = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
+        lacks = words.get(code, "could not be read")
+        remarks.append(remark(f"left-out-{code}", f"{len(names)} files {lacks}, left out: {shown}"))
+    return remarks
 
 
 def _worst(harvest: Harvest, root: Path) -> DumpError:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_is.dumps import aliases
 from rollout_is.dumps.errors import DumpError
 from rollout_is.dumps.foreign import torchfile
-from rollout_is.dumps.foreign.format import Harvest, Source, step_and_rank
+from rollout_is.dumps.foreign.format import Harvest, Source, remark, step_and_rank
 from rollout_is.dumps.foreign.sniff import Sniffed
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def join_sources(files: Sequence[Sniffed]) -> Harvest:
             )
             continue
         names = ", ".join(part.path.name for part in members)
-        remark = f"{size} sequence-parallel parts joined: {names}"
-        found.sources.append(Source(members[0].path, tuple(p.path for p in members), members[0].step, first, (remark,)))
+        joined = remark("parts-joined", f"{size} sequence-parallel parts joined: {names}")
+        found.sources.append(Source(members[0].path, tuple(p.path for p in members), members[0].step, first, (joined,)))
     if found.problems:
         raise found.problems[0]
     return found

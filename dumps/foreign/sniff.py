@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rollout_is.dumps.foreign.opcodes import Outline, outline
+from rollout_is.dumps.foreign.opcodes import Outline, outline, outline_all
 
 Kind = Literal["torch", "pickle", "jsonl", "parquet", "sqlite", "msgpack", "other"]
 
 _LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number that torch.save wrote before zip files
+_LEGACY_PICKLES = 4  # magic, protocol, system, object
 _OPCODES = 40_000  # enough to see every key; a list of token ids can hold millions
 _FIRST_ROWS = 2  # xtuner puts a summary object before its rows
 _LONGEST_ROW = 256 << 20
@@ -60,8 +61,8 @@ def sniff(path: Path) -> Sniffed:
             if head[:4] == b"PK\x03\x04":
                 return _zip(path, file)
             if head[: len(_LEGACY_TORCH)] == _LEGACY_TORCH:
-                file.seek(len(_LEGACY_TORCH))
-                return _from_outline(path, "torch", outline(file.read(4 << 20), limit=_OPCODES))
+                file.seek(0)
+                return _from_outline(path, "torch", outline_all(file.read(4 << 20), _LEGACY_PICKLES, limit=_OPCODES))
             if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
                 file.seek(0)
                 return _from_outline(path, "pickle", outline(file.read(4 << 20), limit=_OPCODES))

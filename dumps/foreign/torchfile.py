@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout_is.dumps.errors import DumpError
-from rollout_is.dumps.foreign.opcodes import Outline, outline
+from rollout_is.dumps.foreign.opcodes import Outline, outline, outline_all
 from rollout_is.dumps.foreign.unpickle import refusal
 
 if TYPE_CHECKING:
@@ -21,8 +21,11 @@ _TENSOR_NAMES = frozenset(
         "torch._utils._rebuild_tensor_v3",
         "torch._utils._rebuild_nested_tensor",
         "torch.nested._internal.nested_tensor._rebuild_njt",
-        "torch._utils._rebuild_wrapper_subclass",
         "torch._tensor._rebuild_from_type_v2",
+        "torch.nested._internal.nested_tensor.NestedTensor",
+        "torch._dynamo.decorators._DimRange",
+        "torch.Tensor",
+        "__builtin__.set",
         "torch.device",
         "torch.Size",
         "torch.serialization._get_layout",
@@ -116,16 +119,9 @@ def _check_archive(path: Path, where: str) -> frozenset[str]:
 
 def _check_legacy(path: Path, where: str) -> frozenset[str]:
     """The format before zip files: five pickles (magic, protocol, system, object, storage keys), then raw bytes."""
-    data = path.read_bytes()
-    start, names = 0, set[str]()
-    for _ in range(5):
-        seen = outline(data[start:] if start else data)
-        _check_names(seen, where)
-        if not seen.consumed:
-            raise cut_off(where)
-        names.update(seen.names)
-        start += seen.consumed
-    return frozenset(names)
+    seen = outline_all(path.read_bytes(), 5)
+    _check_names(seen, where)
+    return frozenset(seen.names)
 
 
 def _check_names(seen: Outline, where: str) -> None:
@@ -169,10 +165,17 @@ def _check_tree(loaded: Any, where: str) -> None:
 
 
 def _claims_more(value: Tensor) -> bool:
-    """Whether a dense tensor has more elements than its storage."""
+    """Whether a tensor has more elements than its storage, or reaches beyond it."""
     import torch
 
-    if value.is_nested or value.layout is not torch.strided:
+    if value.layout is torch.jagged:
+        return _claims_more(value.values())
+    if value.is_nested:  # sizes, strides and offsets are taken from the file as they stand
+        stored = value.values().untyped_storage().nbytes() // value.element_size()
+        sizes, strides = value._nested_tensor_size(), value._nested_tensor_strides()
+        reach = value._nested_tensor_storage_offsets() + ((sizes - 1) * strides).sum(-1)
+        return bool((sizes < 0).any() or (strides < 0).any() or (reach[sizes.prod(-1) > 0] >= stored).any())
+    if value.layout is not torch.strided:
         return False
     return value.numel() * value.element_size() > value.untyped_storage().nbytes()
 

@@ -81,6 +81,6 @@ class MilesPolicyLossDebug(Format):
             message = "old_log_probs equal rollout_log_probs on every token (--use-rollout-logprobs): logprobs.old is no second engine"
             packed.notes.append(Note("old-equals-rollout", "warning", "logprobs.old", message))
         if sliced:
-            message = f"{where}: {sliced} samples are context-parallel slices that cannot be joined; only token statistics are of whole sequences"
+            message = f"{sliced} samples are context-parallel slices that cannot be joined; only token statistics are of whole sequences"
             packed.notes.append(Note("slices-not-joined", "error", "", message))
         return packed

@@ -115,15 +115,15 @@ def _index(path: str, size: int, mtime_ns: int) -> Index:
 
 def _notes(index: Index, source: Source) -> list[Note]:
     rows = len(index.starts)
-    notes = [Note("foreign-remark", "notice", "", remark) for remark in source.remarks]
+    notes = list(source.remarks)
     if index.flags["zero"] == rows:
         notes.append(
             Note(
                 "placeholder-train-logprobs",
                 "error",
                 "train",
-                f"{source.path.name}: prev_logprobs is 0 at every position: loss_fn.force_on_policy_ratio skips the forward and "
-                "leaves a placeholder, so no figure of this file compares the two engines (set seq_logprob_error_threshold "
+                "prev_logprobs is 0 at every position: loss_fn.force_on_policy_ratio skips the forward and "
+                "leaves a placeholder, so no figure compares the two engines (set seq_logprob_error_threshold "
                 "or turn force_on_policy_ratio off)",
             )
         )
@@ -133,12 +133,14 @@ def _notes(index: Index, source: Source) -> list[Note]:
                 "mask-reconstructed",
                 "warning",
                 "mask",
-                f"{source.path.name} holds no masks (NeMo-RL before 2026-02-21): positions with generation_logprobs other than 0 "
+                "no masks in the file (NeMo-RL before 2026-02-21): positions with generation_logprobs other than 0 "
                 "inside input_lengths serve, so tokens generated with log-prob exactly 0 are left out",
             )
         )
     if index.flags["dropped"]:
-        message = f"{source.path.name}: sample_loss_mask drops {index.flags['dropped']} of {rows} rows (already after NeMo-RL's own rejection)"
+        message = (
+            f"sample_loss_mask drops {index.flags['dropped']} of {rows} rows (already after NeMo-RL's own rejection)"
+        )
         notes.append(Note("rows-dropped-by-trainer", "info", "mask", message))
     return notes
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_is.dumps.errors import DumpError
-from rollout_is.dumps.foreign.format import Format, Harvest, Source, step_and_rank
+from rollout_is.dumps.foreign.format import Format, Harvest, Source, remark, step_and_rank
 from rollout_is.dumps.foreign.infos import notes_metadata, stat_of
 from rollout_is.dumps.foreign.jsonl import Index, JsonlShard, Row, array_text, build_index, numbers
 from rollout_is.dumps.foreign.sniff import Sniffed
@@ -61,7 +61,11 @@ class PrimeRl(Format):
                 )
             )
         for folder, left in sorted(waiting.items()):
-            found.remarks.append(f"{folder.name} has no STABLE marker: {len(left)} unfinished files are left out")
+            found.remarks.append(
+                remark(
+                    "unfinished-step", f"{folder.name} has no STABLE marker: {len(left)} unfinished files are left out"
+                )
+            )
             found.problems.append(
                 DumpError(
                     str(folder),
@@ -87,7 +91,7 @@ class PrimeRl(Format):
                 columns[role], dtypes[role] = key, dtype
         if "export_sequence_idx" in index.scalars:
             columns["sequence_ids"], dtypes["sequence_ids"] = "export_sequence_idx", "I64"
-        notes = [Note("foreign-remark", "notice", "", remark) for remark in source.remarks]
+        notes = list(source.remarks)
         notes.append(
             Note(
                 "train-policy-current",

@@ -78,7 +78,7 @@ class SkyRl(Format):
             segments["segment_is_pad"] = torch.arange(rows) >= rows - pad
         packed = rectangular(where, columns, segments, {**_NAMES, "segment_is_pad": "metadata.pad_size"})
         if segments:
-            message = f"{where}: the last {pad} rows are padding for the data-parallel size (copies of row 0 with an empty mask)"
+            message = f"the last {pad} rows are padding for the data-parallel size (copies of row 0 with an empty mask)"
             packed.notes.append(Note("pad-rows", "info", "mask", message))
         packed.dropped += sorted(
             key for key, value in batch.items() if value is not None and key not in _NAMES.values()

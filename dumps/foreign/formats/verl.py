@@ -78,9 +78,7 @@ class VerlDataProto(Format):
             segments["group_ids"] = groups
         packed = rectangular(where, columns, segments, _NAMES)
         if bool((packed.columns["train"] == packed.columns["rollout"])[packed.columns["mask"] != 0].all()):
-            message = (
-                f"{where}: old_log_probs equal rollout_log_probs on every token: bypass mode copies one into the other"
-            )
+            message = "old_log_probs equal rollout_log_probs on every token: bypass mode copies one into the other"
             packed.notes.append(Note("train-equals-rollout", "error", "train", message))
         packed.dropped += sorted(key for key in batch if key not in _NAMES.values())
         return packed
