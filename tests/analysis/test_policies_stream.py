@@ -1,0 +1,185 @@
+"""The streamed policies against their definition: every figure recomputed from ``evaluate`` with plain numpy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rollout_is.analysis import engine, units
+from rollout_is.analysis.pareto import pareto_k
+from rollout_is.analysis.pipeline import summarize
+from rollout_is.analysis.policies import PRESETS, Policy, evaluate, parse_policy
+from rollout_is.analysis.policies.consumer import PolicyConsumer
+
+SPECS = [
+    *PRESETS,
+    "token:clip:lower=0.8,upper=1.2",
+    "token:zero:lower=0.9,upper=1.1+geometric:mask:lower=0.98,upper=1.02",
+    "sequence:zero:lower=0.5,upper=2+token:mask:lower=0.7,upper=1.4",
+    "sequence:clip:lower=0.5,upper=2,normalize=sequence+veto:zero:lower=0.3,upper=3",
+    "token:truncate:upper=1.1,normalize=token+sum.k2:mask:upper=0.4",
+    "token.k2:mask:upper=0.005+token:raw",
+    "token.k3:zero:upper=0.02",
+    "max.k3:mask:upper=0.2",
+    "max.k2:zero:upper=0.3+geometric:raw",
+    "sum.k3:mask:upper=0.5",
+    "mean.k2:mask:lower=0.0001,upper=0.05",
+    "token.k2:mask:lower=0.00001",
+    "token:mask:lower=0.5,upper=2,exclusive",
+    "mean.mult:zero:upper=1.1",
+]
+
+
+def dump(seed: int = 7, sequences: int = 90) -> dict[str, Any]:
+    """Packed tokens with prompts, gaps, fully masked segments, a zero-length one, heavy tails."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 60, sequences)
+    lengths[5] = 0
+    total = int(lengths.sum())
+    r = -rng.exponential(1.0, total)
+    d = rng.normal(0, 0.05, total) + np.where(rng.uniform(size=total) < 0.03, rng.standard_t(2, total), 0.0)
+    d[rng.integers(0, total, 3)] = (25.0, -30.0, 6.0)
+    mask = rng.uniform(size=total) < 0.8
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    for i in range(0, sequences, 11):
+        mask[offsets[i] : offsets[i + 1]] = False
+    adv = np.repeat(rng.normal(size=sequences), lengths)
+    return {"t": r + d, "r": r, "mask": mask, "offsets": offsets, "advantages": adv}
+
+
+def streamed(data: dict[str, Any], policies: list[Policy]) -> list[dict[str, Any]]:
+    summary = summarize(
+        torch.tensor(data["t"]),
+        torch.tensor(data["r"]),
+        torch.tensor(data["mask"]),
+        torch.tensor(data["offsets"]),
+        advantages=torch.tensor(data["advantages"], dtype=torch.float32),
+        consumers=[PolicyConsumer(policies)],
+        metadata={"step": "3", "rank": "0"},
+    )
+    found = summary.extra["policies"]["policies"]
+    assert len(found) == len(policies)
+    return [f["total"] for f in found]
+
+
+def same(a: float | None, b: float | None) -> bool:
+    return a is b if a is None or b is None else bool(a == pytest.approx(b, rel=1e-9, abs=1e-11))
+
+
+def expected(data: dict[str, Any], policy: Policy) -> dict[str, float | None]:
+    """The figures by definition."""
+    t, r, mask, offsets = data["t"], data["r"], data["mask"], data["offsets"]
+    applied = evaluate(policy, t, r, mask, offsets, advantages=data["advantages"])
+    d = t - r
+    lost = mask & (applied.zeroed | ~applied.keep)
+    kept = mask & ~lost
+    left = mask & applied.keep
+    w = applied.weights
+    rows = [np.flatnonzero(mask[a:b]) + a for a, b in itertools.pairwise(offsets) if mask[a:b].any()]
+    means = np.array([w[i][left[i]].mean() for i in rows if left[i].any()])
+    gone = sum(bool(lost[i].all()) for i in rows)
+    n, tokens = int(left.sum()), int(mask.sum())
+    s1, s2 = w[left].sum(), np.square(w[left]).sum()
+    out: dict[str, float | None] = {
+        "rejected_token_fraction": lost.sum() / tokens,
+        "rejected_token_fraction_of_all": lost.sum() / mask.size,
+        "rejected_sequence_fraction": gone / len(rows),
+        "rejected_sequence_fraction_of_all": gone / int((np.diff(offsets) > 0).sum()),
+        "touched_sequence_fraction": sum(bool(lost[i].any()) for i in rows) / len(rows),
+        "changed_token_fraction": applied.changed.sum() / tokens,
+        "mean": s1 / n if n else None,
+        "kept_kl": -d[kept].mean() if kept.any() else None,
+        "kept_k3_kl": (np.expm1(d) - d)[kept].mean() if kept.any() else None,
+        "rejected_kl": -d[lost].mean() if lost.any() else None,
+        "rejected_k3_kl": (np.expm1(d) - d)[lost].mean() if lost.any() else None,
+    }
+    if n and s1 > 0:
+        out |= {
+            "std": w[left].std(),
+            "min": w[left].min(),
+            "max": w[left].max(),
+            "ess": s1**2 / (n * s2),
+            "ess_kept": s1**2 / (tokens * s2),
+            "max_weight_share": w[left].max() / s1,
+            "seq_mean": means.mean(),
+            "seq_std": means.std(ddof=1),
+            "seq_min": means.min(),
+            "seq_max": means.max(),
+            "seq_max_deviation": np.abs(means - 1).max(),
+            "seq_max_weight_share": means.max() / means.sum(),
+        }
+    return out
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_streamed_figures_are_those_of_the_definition(spec: str) -> None:
+    data, policy = dump(), parse_policy(spec)
+    total = streamed(data, [policy])[0]
+    for name, want in expected(data, policy).items():
+        found = total["figures"][name]["value"]
+        if want is None:
+            assert found is None and total["figures"][name]["why"], name
+        else:
+            assert found == pytest.approx(float(want), rel=1e-9, abs=1e-11), name
+
+
+def test_many_policies_at_once_give_what_each_gives_alone() -> None:
+    data = dump(8)
+    policies = [parse_policy(spec) for spec in SPECS]
+    for spec, together, policy in zip(SPECS, streamed(data, policies), policies, strict=True):
+        alone = streamed(data, [policy])[0]
+        assert together["counts"] == alone["counts"], spec
+        assert together["by_rule"] == alone["by_rule"], spec
+        for name, figure in alone["figures"].items():
+            assert same(figure["value"], together["figures"][name]["value"]), (spec, name)
+
+
+def test_sequences_longer_than_a_unit_are_judged_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = dump(9, 60)
+    policies = [parse_policy(spec) for spec in SPECS]
+    whole = streamed(data, policies)
+    monkeypatch.setattr(units, "UNIT_POSITIONS", 32)
+    monkeypatch.setattr(units, "BLOCK_POSITIONS", 8)
+    monkeypatch.setattr(engine, "BLOCK_POSITIONS", 8)
+    cut = streamed(data, policies)
+    for spec, a, b in zip(SPECS, whole, cut, strict=True):
+        assert a["counts"] == b["counts"] and a["by_rule"] == b["by_rule"], spec
+        for name, figure in a["figures"].items():
+            if name != "pareto_k":
+                assert same(figure["value"], b["figures"][name]["value"]), (spec, name)
+
+
+def test_by_rule_counts_what_each_rule_alone_rejects() -> None:
+    data = dump(10)
+    policy = parse_policy("token:mask:lower=0.5,upper=2+veto:lower=0.01+geometric:mask:lower=0.95,upper=1.05")
+    found = streamed(data, [policy])[0]["by_rule"]
+    applied = evaluate(policy, data["t"], data["r"], data["mask"], data["offsets"])
+    assert [rule["tokens"] for rule in found] == [int(rejected.sum()) for rejected in applied.rejected_by]
+    assert all(rule["rule"] for rule in found)
+
+
+def test_k_hat_is_that_of_the_sequences_mean_applied_weights() -> None:
+    data, policy = dump(11, 300), parse_policy("token:truncate:upper=20")
+    applied = evaluate(policy, data["t"], data["r"], data["mask"], data["offsets"])
+    rows = [
+        applied.weights[a:b][data["mask"][a:b]].mean()
+        for a, b in itertools.pairwise(data["offsets"])
+        if data["mask"][a:b].any()
+    ]
+    want = pareto_k(np.log(rows), len(rows)).value
+    assert streamed(data, [policy])[0]["figures"]["pareto_k"]["value"] == pytest.approx(want, abs=1e-9)
+
+
+def test_weights_beyond_float64_have_a_reason_and_no_number() -> None:
+    t, r = torch.tensor([0.0, -1.0, -1.0]), torch.tensor([-800.0, -1.0, -1.0])
+    summary = summarize(
+        t, r, torch.ones(3), torch.tensor([0, 1, 3]), consumers=[PolicyConsumer([parse_policy("nemo-rl/is")])]
+    )
+    total = summary.extra["policies"]["policies"][0]["total"]
+    assert total["counts"]["held"] == 1
+    assert all(f["value"] is None or math.isfinite(f["value"]) for f in total["figures"].values())
