@@ -20,7 +20,7 @@ from rollout_is.analysis.compare.views import compare_views
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import VIEWS
 from rollout_is.cli import options as o
-from rollout_is.cli.load import Loader, label_of
+from rollout_is.cli.load import Loaded, Loader, label_of
 from rollout_is.cli.output import check_output, write_result
 from rollout_is.cli.render import compare as render
 from rollout_is.cli.render.terminal import detect, for_file
@@ -188,20 +188,43 @@ def _runs(
     named = _distinct([label_of(spec) for spec in specs])
     # saved summaries hold no sequences; one of them on the first side leaves nothing to pair with
     pair_up = pair_up and view == "masked" and not is_saved(named[0][1])
-    sides: list[Side] = []
-    tables = []
-    for label, path in named:
-        summary, table = loader.with_sequences(path, settings) if pair_up else (loader.summary(path, settings), None)
-        sides.append(Side(label, summary))
-        tables.append(table)
-    tests: list[PairTests | None] = [None] * (len(sides) - 1)
-    if tables[0] is not None and any(table is not None for table in tables[1:]):
-        from rollout_is.analysis.compare.paired import join, paired_tests
+    loaded = [
+        loader.with_sequences(path, settings) if pair_up else Loaded(loader.summary(path, settings))
+        for _, path in named
+    ]
+    sides = [Side(label, one.summary) for (label, _), one in zip(named, loaded, strict=True)]
+    tests = _tests([label for label, _ in named], loaded, view, same_dump=False)
+    comparison = compare_runs(
+        sides, view=view, paths=paths, tests=tests, alpha=alpha, block=block, ignore_steps=ignore_steps
+    )
+    return _with_overlays(comparison, loaded)
 
-        for index, table in enumerate(tables[1:]):
-            joined = join(tables[0], table, (named[0][0], named[index + 1][0])) if table is not None else None
-            tests[index] = None if joined is None else paired_tests(joined, view)
-    return compare_runs(sides, view=view, paths=paths, tests=tests, alpha=alpha, block=block, ignore_steps=ignore_steps)
+
+def _tests(labels: Sequence[str], loaded: Sequence[Loaded], view: str, same_dump: bool) -> list[PairTests | None]:
+    """A test from the sequences of every pair that has them; the sums are those of the masked view."""
+    first = loaded[0].sequences
+    if first is None or view != "masked":
+        return [None] * (len(loaded) - 1)
+    from rollout_is.analysis.compare.paired import join, paired_tests
+
+    tests: list[PairTests | None] = []
+    for label, other in zip(labels[1:], loaded[1:], strict=True):
+        joined = None if other.sequences is None else join(first, other.sequences, (labels[0], label), same_dump)
+        tests.append(None if joined is None else paired_tests(joined, view))
+    return tests
+
+
+def _with_overlays(comparison: Comparison, loaded: Sequence[Loaded]) -> Comparison:
+    first = loaded[0].histogram
+    if first is None:
+        return comparison
+    from rollout_is.analysis.compare.overlay import EDGES, Overlay
+
+    pairs = tuple(
+        pair if other.histogram is None else replace(pair, overlay=Overlay(EDGES, first, other.histogram))
+        for pair, other in zip(comparison.pairs, loaded[1:], strict=True)
+    )
+    return replace(comparison, pairs=pairs)
 
 
 def _masks(
@@ -216,7 +239,7 @@ def _masks(
 ) -> Comparison:
     _, path = label_of(spec)
     chosen = [replace(settings, mask=name.removeprefix("mask.")) for name in names]
-    comparison = _same_dump(
+    comparison, _ = _same_dump(
         path, names, chosen, loader, view, paths, alpha, block, {"settings.mask", "columns.mask", "dtypes.mask"}
     )
     return replace(comparison, kind="masks")
@@ -239,8 +262,8 @@ def _passes(
     labels = [f"{a} | {b}" for a, b in pairs]
     chosen = [replace(settings, train=a, rollout=b) for a, b in pairs]
     expected = {f"{part}.{key}" for part in ("settings", "columns", "dtypes") for key in ("train", "rollout")}
-    comparison = _same_dump(path, labels, chosen, loader, view, PASS_PATHS, alpha, block, expected)
-    summaries = dict(zip(pairs, loader.last, strict=True))
+    comparison, loaded = _same_dump(path, labels, chosen, loader, view, PASS_PATHS, alpha, block, expected)
+    summaries = {pair: one.summary for pair, one in zip(pairs, loaded, strict=True)}
     verdict, extra = judge(summaries)
     return replace(comparison, kind="logprobs", verdict=verdict, extra=extra)
 
@@ -255,7 +278,7 @@ def _same_dump(
     alpha: float,
     block: int,
     expected: set[str],
-) -> Comparison:
+) -> tuple[Comparison, list[Loaded]]:
     """Several analyses of one dump, tested pair by pair: every sequence is on both sides."""
     if is_saved(path):
         raise UsageError(
@@ -265,18 +288,11 @@ def _same_dump(
             "name the dump itself",
             code="compare-needs-dump",
         )
-    from rollout_is.analysis.compare.paired import join, paired_tests
-
-    results = [loader.with_sequences(path, settings) for settings in chosen]
-    loader.last = [summary for summary, _ in results]
-    first = results[0][1]
-    assert first is not None
-    tests: list[PairTests | None] = []
-    for label, (_, table) in zip(labels[1:], results[1:], strict=True):
-        joined = join(first, table, (labels[0], label), same_dump=True) if table is not None else None
-        tests.append(None if joined is None or view != "masked" else paired_tests(joined, view))
-    sides = [Side(label, summary) for label, (summary, _) in zip(labels, results, strict=True)]
-    return compare_runs(sides, view=view, paths=paths, tests=tests, alpha=alpha, block=block, expected=expected)
+    loaded = [loader.with_sequences(path, settings) for settings in chosen]
+    sides = [Side(label, one.summary) for label, one in zip(labels, loaded, strict=True)]
+    tests = _tests(labels, loaded, view, same_dump=True)
+    comparison = compare_runs(sides, view=view, paths=paths, tests=tests, alpha=alpha, block=block, expected=expected)
+    return _with_overlays(comparison, loaded), loaded
 
 
 def _distinct(named: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

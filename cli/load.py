@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from rollout_is.analysis.compare.sequences import SequenceSums
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A summary and, of a dump, what a comparison makes of its tokens."""
+
+    summary: Summary
+    sequences: SequenceSums | None = None
+    histogram: tuple[int, ...] | None = None
+
+
 @dataclass
 class Loader:
     """How dumps are read for one command; saved summaries are read as they are.
@@ -25,7 +34,6 @@ class Loader:
     Attributes:
         columns, steps, allow_partial, duplicates, workers: as for ``analyze``.
         quiet: no progress bar.
-        last: what a caller wants to keep of the latest analyses.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -34,7 +42,6 @@ class Loader:
     duplicates: str | None = None
     workers: int | None = None
     quiet: bool = False
-    last: list[Summary] = field(default_factory=list)
 
     def summary(self, paths: str | Sequence[str], settings: Settings) -> Summary:
         """The summary of what the user named.
@@ -54,16 +61,19 @@ class Loader:
             return read_saved(listed[0])
         return self._analyze(listed, settings, ())
 
-    def with_sequences(self, path: str, settings: Settings) -> tuple[Summary, SequenceSums | None]:
-        """The summary and, of a dump, its per-sequence sums for a paired test."""
+    def with_sequences(self, path: str, settings: Settings) -> Loaded:
+        """The summary and, of a dump, its per-sequence sums for a paired test and its histogram."""
         if is_saved(path):
-            return self.summary(path, settings), None
+            return Loaded(self.summary(path, settings))
 
-        from rollout_is.analysis.compare.sequences import SequenceConsumer  # needs the reader
+        from rollout_is.analysis.compare.overlay import RatioHistogram
+        from rollout_is.analysis.compare.sequences import SequenceConsumer
 
-        consumer = SequenceConsumer(settings)
-        summary = self._analyze([path], settings, (consumer,))
-        return summary, summary.extra.get(consumer.name)
+        sequences, histogram = SequenceConsumer(settings), RatioHistogram()
+        summary = self._analyze([path], settings, (sequences, histogram))
+        extra = dict(summary.extra)
+        table, counts = extra.pop(sequences.name), extra.pop(histogram.name)
+        return Loaded(replace(summary, extra=extra), table, counts)
 
     def _analyze(self, paths: list[str], settings: Settings, consumers: Sequence[Consumer]) -> Summary:
         from rollout_is.analysis.pipeline import analyze  # imports torch

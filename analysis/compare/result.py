@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rollout_is.analysis.compare.settings_diff import Difference
 from rollout_is.analysis.summary import Statistic
+
+if TYPE_CHECKING:
+    from rollout_is.analysis.compare.overlay import Overlay
 
 SCHEMA = "rollout-is/compare/1"
 Verdict = Literal["better", "worse", "changed", "~", "same", "untested"]
@@ -133,6 +136,7 @@ class Pair:
         differences: settings that differ, those that define the quantity first.
         rows, series, quantiles: the figures; ``quantiles`` are rows of the log-ratio's order statistics.
         notes: footnotes.
+        overlay: histograms of the log-ratio, where tokens were at hand.
         matched, clusters: sequences held by both sides, and clusters of the paired test; None when it was not paired.
     """
 
@@ -145,6 +149,7 @@ class Pair:
     notes: tuple[str, ...] = ()
     matched: int | None = None
     clusters: int | None = None
+    overlay: Overlay | None = None
 
     @property
     def defining(self) -> tuple[Difference, ...]:
@@ -162,6 +167,7 @@ class Pair:
             "rows": [row.to_dict() for row in self.rows],
             "quantiles": [row.to_dict() for row in self.quantiles],
             "series": [series.to_dict() for series in self.series],
+            "histogram": None if self.overlay is None else self.overlay.to_dict(),
             "notes": list(self.notes),
         }
 

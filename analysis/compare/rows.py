@@ -58,7 +58,7 @@ def welch(a: Statistic, b: Statistic, clusters_a: int, clusters_b: int) -> Test 
 
     >>> test = welch(Statistic(1.0, 10, 0.1), Statistic(1.5, 10, 0.1), 11, 11)
     >>> test.df, round(test.p, 4)
-    (20.0, 0.002)
+    (20.0, 0.0021)
     """
     if a.value is None or b.value is None or a.stderr is None or b.stderr is None:
         return None

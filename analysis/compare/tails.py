@@ -36,7 +36,7 @@ def t_two_sided(t: float, df: float) -> float:
 
     Source: P(|T| > t) = I_x(df / 2, 1 / 2) at x = df / (df + t^2) (Abramowitz and Stegun 26.7.1).
 
-    >>> round(t_two_sided(12.706204736432095, 1), 12)
+    >>> round(t_two_sided(12.706204736432095, 1), 9)
     0.05
     """
     if not df > 0:

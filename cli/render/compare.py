@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rollout_is.analysis.catalog import find
 from rollout_is.analysis.compare.result import Comparison, Pair, Row, Series
 from rollout_is.analysis.compare.steps import is_real
+from rollout_is.analysis.summary import VIEWS
 from rollout_is.cli.render.footnotes import Footnotes
 from rollout_is.cli.render.markup import escape, rows_to_csv, to_markdown
 from rollout_is.cli.render.numbers import figure, sparkline
+from rollout_is.cli.render.overlay import overlay_table
 from rollout_is.cli.render.table import Cell, Column, Style, Table, cell
 from rollout_is.cli.render.terminal import Terminal
 from rollout_is.cli.render.text import render, wrap
@@ -69,6 +69,8 @@ def tables(comparison: Comparison, notes: Footnotes, unicode: bool = True) -> li
         out += [table for series in pair.series[:1] for table in _series(pair, series, unicode)]
         if pair.quantiles:
             out.append(_quantiles(pair))
+        if pair.overlay is not None:
+            out.append(overlay_table(pair.a, pair.b, pair.overlay, unicode))
     return out
 
 
@@ -120,16 +122,19 @@ def _rows(pair: Pair, notes: Footnotes) -> Table:
         Column("p", drop=2),
         Column("", "left"),
     )
-    heads = {row.statistic.partition(".")[0] for row in pair.rows}
+    heads = {row.statistic.partition(".")[0] for row in pair.rows} & set(VIEWS)
     title = f"{pair.b} against {pair.a}" + (f", view {next(iter(heads))}" if len(heads) == 1 else "")
-    return Table(title, columns, tuple(_row(row, notes) for row in pair.rows))
+    shown = [row for row in pair.rows if row.a.value is not None or row.b.value is not None]
+    hidden = [f"{_short(row.statistic)} ({row.why})" for row in pair.rows if row not in shown]
+    remark = (f"no value on either side: {', '.join(hidden)}",) if hidden else ()
+    return Table(title, columns, tuple(_row(row, notes) for row in shown), remark)
 
 
 def _row(row: Row, notes: Footnotes) -> tuple[Cell, ...]:
     p = row.test.p_corrected if row.test is not None else None
     if row.verdict == "untested":
-        mark = notes.mark(row.why) if row.a.value is not None and row.b.value is not None else ""
-        verdict = Cell(f"not tested {mark}".strip(), row.verdict, "dim")
+        both = row.a.value is not None and row.b.value is not None
+        verdict = Cell(notes.mark(f"not tested: {row.why}") if both else "", row.verdict, "dim")
     else:
         verdict = cell(row.verdict, style=_STYLES[row.verdict])
     return (
@@ -166,7 +171,8 @@ def _error(stderr: float | None) -> Cell:
 
 
 def _short(statistic: str) -> str:
-    rest = statistic.partition(".")[2] or statistic
+    head, _, tail = statistic.partition(".")
+    rest = tail if head in VIEWS else statistic
     name = rest.partition(".")[2]
     return name if name and len(find(name)) == 1 else rest
 
@@ -242,8 +248,3 @@ def _quantiles(pair: Pair) -> Table:
 def _rank(statistic: str) -> str:
     name = statistic.rpartition("_")[2] if "log_ratio" not in statistic else statistic.rpartition("log_ratio_p")[2]
     return name if name in ("min", "max") else f"{name.replace('_', '.')} %"
-
-
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """Names joined, the rest counted."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
