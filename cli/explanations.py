@@ -17,6 +17,7 @@ PROVIDERS = (
     "rollout_is.analysis.catalog_pages:views",
     "rollout_is.analysis.catalog_pages:findings",
     "rollout_is.analysis.catalog_notes:notes",
+    "rollout_is.analysis.doctor.texts:findings",
 )
 
 
