@@ -6,7 +6,7 @@ raised together; with it, what can be read goes on and ``Scan.problems`` says wh
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -176,6 +176,8 @@ class _Headers:
                 size=header.size,
                 mtime_ns=header.mtime_ns,
             )
+            if "source_format" in header.metadata:  # converted: what its source had to say still holds
+                notes += _foreign_module("infos").notes_of(header.metadata)
         except DumpError as problem:
             place = path_place(name)
             if place.step is not None and not self.wanted.holds(place.step):
@@ -204,7 +206,7 @@ class _Headers:
     def _foreign(self, path: str) -> None:
         """Files of other formats, read by the modules beside the registry; then a shard of ours under another name."""
         try:
-            shards = _foreign_module("registry").find(path) if _has_foreign() else None
+            shards = _foreign_module("registry").find(path)
         except DumpError as problem:
             self.problems.append(problem)
             self.bad_places.append(path_place(path))
@@ -215,10 +217,6 @@ class _Headers:
                     self._add(info, _foreign_module("infos").notes_of(info.metadata))
         elif not os.path.isdir(path):
             self._file(path, shown(os.path.basename(path), 400), os.path.dirname(os.path.abspath(path)))
-
-
-def _has_foreign() -> bool:
-    return importlib.util.find_spec("rollout_is.dumps.foreign.registry") is not None
 
 
 def _foreign_module(name: str) -> Any:
