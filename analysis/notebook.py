@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rollout_is.analysis.assemble import Assembled
 from rollout_is.analysis.data_notes import data_notes, ranked
@@ -15,8 +15,10 @@ from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
 from rollout_is.dumps.errors import RolloutIsError
 from rollout_is.dumps.notes import Note
-from rollout_is.dumps.scan import Scan
 from rollout_is.dumps.shard import ShardInfo
+
+if TYPE_CHECKING:
+    from rollout_is.dumps.scan import Scan
 
 SHOWN = 10
 
