@@ -162,7 +162,21 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "the run is still writing them, or died in between",
         "wait, or read the figures as those of what is there",
     ),
-    "foreign-remark": ("a foreign dump says something of itself that bears on the figures", "", "read the sentence"),
+    "files-left-out": (
+        "files of the folder were not read",
+        "they hold one side only, text, or the same tokens as others that were read",
+        "nothing; name their folder to read them alone",
+    ),
+    "unfinished-step": ("a step without its marker of completeness was left out", "the run is writing it", "wait"),
+    "stages-left-out": ("rank files without train log-probs were left out", "pipeline stages before the last", "nothing"),
+    "copies-dropped": ("rank files that repeat another one were dropped", "tensor-parallel ranks are copies", "nothing"),
+    "copies-differ": (
+        "ranks hold the same sequences with other values; the first rank's were used",
+        "a pass that is not deterministic across ranks",
+        "compare the files with rollout-is compare",
+    ),
+    "slices-joined": ("context-parallel slices were joined into sequences", "their lengths prove the layout", "nothing"),
+    "parts-joined": ("sequence-parallel parts were joined into packs", "their bounds prove the order", "nothing"),
     "placeholder-train-logprobs": (
         "the train log-probs are placeholders (0 everywhere)",
         "the trainer skipped its own forward pass",

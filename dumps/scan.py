@@ -178,6 +178,8 @@ class _Headers:
             )
             if "source_format" in header.metadata:  # converted: what its source had to say still holds
                 notes += _foreign_module("infos").notes_of(header.metadata)
+            if "source_format" in header.metadata:  # converted: what its source had to say still holds
+                notes += _foreign_module("infos").notes_of(header.metadata)
         except DumpError as problem:
             place = path_place(name)
             if place.step is not None and not self.wanted.holds(place.step):
@@ -206,7 +208,7 @@ class _Headers:
     def _foreign(self, path: str) -> None:
         """Files of other formats, read by the modules beside the registry; then a shard of ours under another name."""
         try:
-            shards = _foreign_module("registry").find(path)
+            shards = _foreign_module("registry").find(path, self.columns)
         except DumpError as problem:
             self.problems.append(problem)
             self.bad_places.append(path_place(path))
