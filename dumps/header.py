@@ -21,6 +21,7 @@ from rollout_is.dumps.text import show, shown
 MAX_HEADER = 100_000_000  # the limit of the safetensors library itself
 MAX_SIZE = 2**63 - 1
 MAX_DIMS = 32
+MAX_VALUES = 1_000_000  # of JSON in a header: parsed, each costs up to a hundred bytes
 _FIRST_READ = 16_384  # one read holds the whole header of any sane shard
 
 
@@ -144,6 +145,15 @@ def _parse(fd: int, name: str, size: int, mtime_ns: int, first: bytes) -> Header
             code="file-truncated",
         )
     text = first[8 : 8 + length] if 8 + length <= len(first) else _read_exactly(fd, name, length, 8)
+    values = text.count(b",") + text.count(b"[") + text.count(b"{")
+    if values > MAX_VALUES:
+        raise DumpError(
+            name,
+            f"expected a header of at most {MAX_VALUES:,} values, found {values:,}",
+            "it holds a tensor for every sequence",
+            "pack: a few long tensors per shard",
+            code="header-too-large",
+        )
     tensors, metadata = _decode(text, name)
     entries = _entries(tensors, name, 8 + length, size, mtime_ns)
     return Header(entries, metadata, size, mtime_ns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NoReturn
 
+from rollout_is.dumps.aliases import FACTORS
 from rollout_is.dumps.columns import CONTENT, Roles, resolve
 from rollout_is.dumps.dtypes import allowed
 from rollout_is.dumps.errors import DumpError
@@ -100,7 +101,7 @@ def describe(
         size,
         mtime_ns,
     )
-    return info, (*roles.notes, *notes)
+    return info, (*roles.notes, *notes, *_unused(tensors, shard.used))
 
 
 class _Shard:
@@ -116,6 +117,7 @@ class _Shard:
         self.positions = 0
         self.segments = 0
         self.notes: list[Note] = []
+        self.used = frozenset(roles.columns.values())
 
     def fail(self, tensor: str, problem: str, why: str, fix: str, code: str) -> NoReturn:
         raise DumpError(f"{self.name}: {shown(tensor)}", problem, why, fix, code=code)
@@ -220,8 +222,10 @@ class _Shard:
 
     def _drop_bounds(self) -> None:
         """Rows are the sequences: bounds beside them (often the unpadded lengths) are not used."""
-        for role in _BOUNDS:
-            self.columns.pop(role, None)
+        dropped = sorted({self.columns.pop(role) for role in _BOUNDS if role in self.columns})
+        if dropped:
+            message = f"{listing(dropped)} not used: the rows of {list(self.shape('train'))} are the sequences"
+            self.notes.append(Note("bounds-not-used", "info", "", message))
 
     def _bounds(self, role: str, extra: int) -> int:
         shape = self.shape(role)
@@ -290,7 +294,7 @@ class _Shard:
         """The columns that fit, and a note for each that does not."""
         core = ("train", "rollout", "mask", "labels", *_BOUNDS)
         kept = {role: self.columns[role] for role in core if role in self.columns}
-        notes = []
+        notes = self.notes
         for role in self.columns:
             if role in kept:
                 continue
@@ -319,6 +323,16 @@ class _Shard:
         if surplus and abs(surplus) == self.segments:
             problem += f", which equals the number of sequences ({self.segments:,})"
         return problem
+
+
+def _unused(tensors: Mapping[str, tuple[str, Shape]], used: frozenset[str]) -> list[Note]:
+    """Tensors that play no role are said: a misspelt column would otherwise vanish without a word."""
+    rest = sorted(set(tensors) - used - set(FACTORS))
+    if not rest:
+        return []
+    return [
+        Note("tensors-unused", "info", "", f"tensors that play no role: {listing(rest)}; --column ROLE=NAME gives one")
+    ]
 
 
 def _canonical(role: str) -> str:

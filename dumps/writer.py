@@ -6,7 +6,9 @@ than the training, the next call waits for a slot, and the wait is counted.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import operator
 import threading
 import time
 import warnings
@@ -14,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from rollout_is.dumps.errors import DumpError, RolloutIsError, UsageError
 from rollout_is.dumps.layout import FORMAT, LAYOUTS
@@ -146,8 +148,7 @@ class DumpWriter:
         if self._closed:
             _usage("DumpWriter.write", "expected an open writer, found a closed one")
         self._raise_error()
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            _usage(f"step={step!r}", "expected a whole number >= 0")
+        step = _whole_step(step)
         if step % self.every:
             self.stats.skipped += 1
             return None
@@ -174,7 +175,7 @@ class DumpWriter:
             "world_size": str(self.world_size),
         }
         if trainer_metrics is not None:
-            text["trainer_metrics"] = json.dumps({key: _number(value) for key, value in trainer_metrics.items()})
+            text["trainer_metrics"] = json.dumps(dict(trainer_metrics), default=_plain)
         self._take_slot()
         try:
             copies, layout = check_and_copy(tensors, f"step {step}, rank {self.rank}", text, self.layout)
@@ -277,18 +278,27 @@ def _lost(path: Path, problem: Exception) -> DumpError:
 
 
 def _strings(values: Mapping[str, object]) -> dict[str, str]:
-    return {str(key): value if isinstance(value, str) else json.dumps(_number(value)) for key, value in values.items()}
+    return {
+        str(key): value if isinstance(value, str) else json.dumps(value, default=_plain)
+        for key, value in values.items()
+    }
 
 
-def _number(value: Any) -> Any:
-    """Numbers of torch and numpy as Python's; anything else that JSON lacks as text."""
-    if hasattr(value, "item") and getattr(value, "size", None) is not None:
-        try:
-            value = value.item()
-        except (ValueError, RuntimeError):  # more than one element
-            value = value.tolist()
-    return value if isinstance(value, str | int | float | bool | list | dict | None) else str(value)
+def _plain(value: Any) -> Any:
+    """What JSON lacks: numbers and arrays of torch and numpy as Python's, anything else as text."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)
 
 
-def _usage(where: str, problem: str) -> None:
+def _whole_step(step: Any) -> int:
+    """Python's int of a whole number of any library."""
+    if not isinstance(step, bool):
+        with contextlib.suppress(TypeError):
+            if (found := operator.index(step)) >= 0:
+                return found
+    _usage(f"step={step!r}", "expected a whole number >= 0")
+
+
+def _usage(where: str, problem: str) -> NoReturn:
     raise UsageError(f"DumpWriter: {where}", problem, code="writer-usage")

@@ -235,3 +235,12 @@ def test_input_output_error(raw, monkeypatch):
 def test_hostile_names_are_shown_escaped(raw):
     error = refused(raw({"a\x1b[2J": 3}), "header-entry")
     assert "\x1b" not in str(error) and "\\x1b" in str(error)
+
+
+def test_c113_a_header_of_a_million_values(raw):
+    refused(
+        raw(b'{"a": [' + b"[]," * 1_000_000 + b"[]]}"),
+        "header-too-large",
+        "1,000,000 values",
+        "a few long tensors per shard",
+    )

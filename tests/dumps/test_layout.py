@@ -248,3 +248,15 @@ def test_stacked_offsets():
     refused("shape-offsets", "[2, 3]", "shifted", cu_seqlens=torch.tensor([[0, 1, 4], [0, 2, 4]]))
     refused("shape-offsets", "[0]", cu_seqlens=torch.zeros(0, dtype=torch.int64))
     refused("shape-offsets", "[2, 3]", cu_packs=torch.tensor([[0, 1, 4], [0, 2, 4]]))
+
+
+def test_tensors_without_a_role_are_said():
+    _, (note,) = described(advantage_s=torch.zeros(8), foo=torch.zeros(1))
+    assert (note.code, note.severity) == ("tensors-unused", "info") and "advantage_s, foo" in note.message
+
+
+def test_lengths_beside_rows_are_said():
+    rows = torch.zeros(4, 2)
+    changes = {"train_logprobs": rows, "rollout_logprobs": rows, "response_mask": rows, "cu_seqlens": None}
+    _, (note,) = described(**changes, response_lens=torch.ones(4, dtype=torch.int64))
+    assert note.code == "bounds-not-used" and "response_lens" in note.message

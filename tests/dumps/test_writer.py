@@ -53,7 +53,14 @@ def test_writes_what_safetensors_reads(tmp_path):
         tmp_path, rank=3, world_size=8, run="r1", trainer="mine", train_policy="old", metadata={"temperature": 0.7}
     ) as writer:
         path = writer.write(
-            step=412, trainer_metrics={"kl": torch.tensor(0.5), "n": np.int64(3), "bad": float("nan")}, **made
+            step=412,
+            trainer_metrics={
+                "kl": torch.tensor(0.5),
+                "n": np.int64(3),
+                "bad": float("nan"),
+                "nested": {"x": torch.ones(2)},
+            },
+            **made,
         )
     assert path == tmp_path / "step_00000412" / "rank_00003.safetensors"
     stored = load_file(path)
@@ -61,7 +68,12 @@ def test_writes_what_safetensors_reads(tmp_path):
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     metrics = json.loads(metadata.pop("trainer_metrics"))
-    assert metrics["kl"] == 0.5 and metrics["n"] == 3 and metrics["bad"] != metrics["bad"]
+    assert (
+        metrics["kl"] == 0.5
+        and metrics["n"] == 3
+        and metrics["nested"] == {"x": [1.0, 1.0]}
+        and metrics["bad"] != metrics["bad"]
+    )
     assert metadata == {
         "format": "rollout-is/1",
         "layout": "packed",
@@ -84,6 +96,13 @@ def test_scan_finds_what_was_written(tmp_path):
     found = scan(tmp_path)
     assert [(info.step, info.rank) for info in found.shards] == [(step, rank) for step in range(5) for rank in range(2)]
     assert found.notes == () and found.problems == ()
+
+
+def test_steps_of_any_library(tmp_path):
+    with DumpWriter(tmp_path) as writer:
+        for step in (np.int64(1), torch.tensor(2), 3):
+            writer.write(step=step, **batch())
+    assert [info.step for info in scan(tmp_path).shards] == [1, 2, 3]
 
 
 def test_every(tmp_path):
