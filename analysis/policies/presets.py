@@ -107,6 +107,7 @@ _STAYS = "a rejected token stays in the loss denominator with weight 0"
 _THETA = "made for the current policy: on a dump of the old policy it judges the engine mismatch instead"
 
 PRESETS: dict[str, Preset] = {
+    "none": Preset(lambda b: (Weight(), ()), Bounds(), "no correction", "the reference to compare with", "", ()),
     "xtuner/truncate": Preset(_xtuner(False, True), Bounds(0.5, 5.0), "off; token level", _XT, _BOTH, _LEVEL),
     "xtuner/mask": Preset(
         _xtuner(True, False), Bounds(0.5, 5.0), "off", _XT, "weights of the survivors are not cut", _LEVEL

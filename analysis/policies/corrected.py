@@ -1,0 +1,147 @@
+"""The ``corrected`` view: what a policy took out, said first, then the statistics of the applied weights over the survivors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rollout_is.analysis.policies.presets import SHARE_NOTED
+from rollout_is.analysis.policies.rules import Weight
+from rollout_is.analysis.summary import Group, Statistic, Summary
+from rollout_is.dumps.notes import Note
+
+KEY = "policy"  # where the one policy's consumer puts its result in Summary.extra
+_TOKEN = {
+    "rollout_is_mean": "mean",
+    "rollout_is_std": "std",
+    "rollout_is_min": "min",
+    "rollout_is_max": "max",
+    "rollout_is_eff_sample_size": "ess",
+    "rollout_is_max_weight_share": "max_weight_share",
+}
+_ROWS = {
+    "rollout_is_seq_mean": "seq_mean",
+    "rollout_is_seq_std": "seq_std",
+    "rollout_is_seq_min": "seq_min",
+    "rollout_is_seq_max": "seq_max",
+    "rollout_is_seq_max_deviation": "seq_max_deviation",
+}
+_LEVEL = {
+    "rollout_is_mean": "seq_mean",
+    "rollout_is_min": "seq_min",
+    "rollout_is_max": "seq_max",
+    "rollout_is_eff_sample_size": "seq_ess",
+    "rollout_is_max_weight_share": "seq_max_weight_share",
+    "pareto_k": "pareto_k",
+}
+_MISMATCH = {"mismatch_kl": "kept_kl", "mismatch_k3_kl": "kept_k3_kl"}
+# What the policy took away, with both denominators: named beside the veto figures, so that limits can be put on it.
+_REJECTION = (
+    "rejected_token_fraction",
+    "rejected_token_fraction_of_all",
+    "rejected_sequence_fraction",
+    "rejected_sequence_fraction_of_all",
+    "touched_sequence_fraction",
+    "changed_token_fraction",
+    "changed_token_fraction_of_all",
+    "weight_moved_fraction",
+    "ess_kept",
+)
+
+
+def corrected_view(policy: Mapping[str, Any], total: Mapping[str, Any]) -> dict[str, dict[str, Statistic]]:
+    """The sections of the view from a policy's figures (``PolicyConsumer`` output)."""
+    figures = {name: Statistic.from_dict(s) for name, s in total["figures"].items()}
+
+    def section(names: Mapping[str, str]) -> dict[str, Statistic]:
+        return {name: figures[key] for name, key in names.items()}
+
+    view = {"token": section(_TOKEN)}
+    level = policy["weight"]["level"]
+    if level in ("sequence", "geometric"):
+        view[level] = section(_LEVEL)
+    view["per_sequence"] = section(_ROWS)
+    view["veto"] = {name: figures[name] for name in _REJECTION}
+    view["mismatch"] = section(_MISMATCH)
+    return view
+
+
+def with_corrected(summary: Summary, *, share: float = SHARE_NOTED) -> Summary:
+    """The summary with the view ``corrected``, ``extra["policy"]`` and their notes.
+
+    Args:
+        summary: of an analysis that ran with ``PolicyConsumer([policy], "policy")``.
+        share: rejecting more than this share of the eligible tokens or sequences is noted.
+    """
+    policy = summary.extra[KEY]["policies"][0]
+    views = {**summary.views, "corrected": corrected_view(policy, policy["total"])}
+    groups = dict(summary.groups)
+    if "step" in groups:
+        groups["step"] = {key: _with_step(group, policy, key) for key, group in groups["step"].items()}
+    extra = {**summary.extra, KEY: policy | {"mask": summary.settings.get("mask", "response_mask")}}
+    notes = tuple(dict.fromkeys((*summary.notes, *_notes(summary, policy, share))))
+    return replace(summary, views=views, groups=groups, extra=extra, notes=notes)
+
+
+def _with_step(group: Group, policy: Mapping[str, Any], key: str) -> Group:
+    if key not in policy["steps"]:
+        return group
+    return replace(group, views={**group.views, "corrected": corrected_view(policy, policy["steps"][key])})
+
+
+def _notes(summary: Summary, policy: Mapping[str, Any], share: float) -> list[Note]:
+    counts, figures = policy["total"]["counts"], policy["total"]["figures"]
+    notes = []
+    if policy["note"]:
+        notes.append(Note("policy-oddity", "notice", "corrected", f"{policy['name']}: {policy['note']}"))
+    for unit in ("token", "sequence"):
+        value, of_all = (figures[f"rejected_{unit}_fraction{end}"]["value"] for end in ("", "_of_all"))
+        if value is not None and value > share:
+            worst = max(policy["total"]["by_rule"], key=lambda r: (r[f"{unit}s"], r["tokens"]))
+            notes.append(
+                Note(
+                    "policy-rejects",
+                    "warning",
+                    f"corrected.veto.rejected_{unit}_fraction",
+                    f"{policy['name']} rejects {value:.1%} of the eligible {unit}s ({of_all:.1%} of all), above {share:.0%}; most by: "
+                    f"{worst['rule']}. The figures of the survivors say nothing about what was rejected",
+                )
+            )
+    if counts and counts["unjudged"]:
+        notes.append(
+            Note(
+                "policy-unjudged",
+                "warning",
+                "corrected",
+                f"{counts['unjudged']:,} valid tokens without a finite log-ratio were not judged by {policy['name']}",
+            )
+        )
+    if counts and counts["held"]:
+        notes.append(
+            Note(
+                "policy-held",
+                "warning",
+                "corrected.token.rollout_is_mean",
+                f"{counts['held']:,} weights beyond e^300 were counted as e^300: {policy['name']} does not bound them",
+            )
+        )
+    if Weight(**policy["weight"]).level != "none" or policy["rules"]:
+        mask = summary.settings.get("mask", "response_mask")
+        other = [c for c in _masks(summary) if c not in (mask, f"mask.{mask}")]
+        if "pre_rejection" not in mask and not any("pre_rejection" in c for c in other):
+            notes.append(
+                Note(
+                    "policy-mask",
+                    "info",
+                    "corrected",
+                    f"judged under {mask}; a pre-rejection mask is not present: where the trainer wrote its own rejections into {mask}, "
+                    "they are not seen here",
+                )
+            )
+    return notes
+
+
+def _masks(summary: Summary) -> list[str]:
+    columns = summary.source.get("columns", {})
+    return [str(c) for c in columns] if isinstance(columns, Mapping | list | tuple) else []
