@@ -138,4 +138,5 @@ def rendered(summary: Summary, format_: o.Format, to_file: bool = False, color: 
 
 
 def _runtime(summary: Summary) -> str:
-    return "runtime: " + ", ".join(f"{key} {value}" for key, value in summary.runtime.items())
+    values = {k: f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in summary.runtime.items()}
+    return "runtime: " + ", ".join(f"{key} {value}" for key, value in values.items())

@@ -35,7 +35,8 @@ def coverage_lines(summary: Summary) -> list[tuple[str, str]]:
     if c.get("outside_positions"):
         lines.append(("outside", f"{count(c['outside_positions'])} positions past the last boundary, all masked"))
     if c.get("shards_left_out"):
-        lines.append(("left out", f"{count(c['shards_left_out'])} shards that cannot be read"))
+        n = c["shards_left_out"]
+        lines.append(("left out", f"{count(n)} shard{'s' if n != 1 else ''} that cannot be read"))
     if c.get("nonfinite_valid_tokens"):
         lines.append(
             ("non-finite", f"{count(c['nonfinite_valid_tokens'])} valid tokens, left out of the token statistics")
@@ -91,7 +92,8 @@ def _columns(summary: Summary) -> str:
     out = []
     for role in roles:
         dtype = dtypes.get(role) if isinstance(dtypes, Mapping) else None
-        out.append(f"{role} = {_join(used[role])}" + (f" ({_join(dtype)})" if dtype else ""))
+        name = _join(used[role])
+        out.append((role if name == role else f"{role} = {name}") + (f" ({_join(dtype)})" if dtype else ""))
     return ", ".join(out)
 
 
@@ -104,8 +106,8 @@ def _mask(summary: Summary) -> str:
     lower, upper = s.get("lower"), s.get("upper")
     text = str(s.get("mask", "response_mask"))
     if lower is not None and upper is not None:
-        text += f"; bounds {lower:g} to {upper:g}"
-    low, high = s.get("veto_lower"), s.get("veto_upper")
-    if low is not None or high is not None:
-        text += f"; veto below {low if low is not None else '-'} and above {high if high is not None else '-'}"
+        text += f"; bounds {lower:.4g} to {upper:.4g}"
+    veto = [f"{side} {s[key]:.4g}" for side, key in (("below", "veto_lower"), ("above", "veto_upper")) if s.get(key)]
+    if veto:
+        text += f"; veto {' and '.join(veto)}"
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from rollout_is.analysis.summary import Group, Statistic, Summary
 from rollout_is.cli.render.footnotes import Footnotes
@@ -15,6 +16,7 @@ _SHOWN = (
     ("kl", "mismatch", "mismatch_kl", 5),
     ("k3_kl", "mismatch", "mismatch_k3_kl", 3),
     ("is_mean", "token", "rollout_is_mean", 0),
+    ("is_std", "token", "rollout_is_std", 9),
     ("is_min", "token", "rollout_is_min", 8),
     ("is_max", "token", "rollout_is_max", 7),
     ("is_ess", "token", "rollout_is_eff_sample_size", 2),
@@ -22,8 +24,8 @@ _SHOWN = (
     ("seq_max", "per_sequence", "rollout_is_seq_max", 6),
 )
 ORDERED = ("step", "position", "length", "probability", "version")
-MOST_ORDERED, MOST_RANKED = 40, 20
-_KEY = "mismatch_logprob_abs_diff"
+MOST_ORDERED, MOST_RANKED, MOST_MARKS = 40, 20, 60
+STANDS_OUT = 3.0  # times the median of the others
 
 
 def group_tables(summary: Summary, notes: Footnotes, unicode: bool = True) -> list[Table]:
@@ -39,58 +41,84 @@ def group_tables(summary: Summary, notes: Footnotes, unicode: bool = True) -> li
 
 def _table(by: str, groups: Mapping[str, Group], notes: Footnotes, unicode: bool) -> Table:
     ordered = by in ORDERED
-    keys = list(groups) if ordered else sorted(groups, key=lambda k: _badness(groups[k]), reverse=True)
+    measure = _measure(groups)
+    numbers = {key: _value(group, *measure[1:]) for key, group in groups.items()}
+    keys = list(groups) if ordered else sorted(groups, key=lambda key: _badness(numbers[key]), reverse=True)
     most = MOST_ORDERED if ordered else MOST_RANKED
-    shown = keys[:most]
-    columns = [
-        Column(by, "left"),
-        Column("valid tokens", drop=1),
-        Column("sequences", drop=9),
-        *(Column(header, drop=drop) for header, _, _, drop in _SHOWN),
-    ]
+    whole = any(group.sequences for group in groups.values())  # a token grouping splits sequences: it has none to count
+    columns = [Column(by, "left"), Column("valid tokens", drop=1)]
+    columns += [Column("sequences", drop=10)] if whole else []
+    shown: list[tuple[str, str]] = []
+    missing: dict[str, list[str]] = {}
+    for header, section, name, drop in _SHOWN:
+        reason = _why_none(groups, section, name)
+        if reason is None:
+            columns.append(Column(header, drop=drop))
+            shown.append((section, name))
+        else:
+            missing.setdefault(reason, []).append(header)
     rows = []
-    for key in shown:
+    for key in keys[:most]:
         group = groups[key]
-        line = [
-            cell(key),
-            Cell(count(group.valid_tokens), group.valid_tokens),
-            Cell(count(group.sequences), group.sequences),
-        ]
-        line += [notes.statistic(_statistic(group, section, name)) for _, section, name, _ in _SHOWN]
+        line = [cell(key), Cell(count(group.valid_tokens), group.valid_tokens)]
+        line += [Cell(count(group.sequences), group.sequences)] if whole else []
+        line += [notes.statistic(_statistic(group, section, name)) for section, name in shown]
         rows.append(tuple(line))
-    title = f"by {by}, masked" + ("" if ordered else ", worst first")
-    return Table(title, tuple(columns), tuple(rows), tuple(_remarks(by, keys, groups, most, unicode)))
-
-
-def _remarks(by: str, keys: Sequence[str], groups: Mapping[str, Group], most: int, unicode: bool) -> list[str]:
-    remarks = []
+    remarks = [f"{', '.join(headers)}: {reason}" for reason, headers in missing.items()]
     if len(keys) > most:
         remarks.append(f"{count(len(keys) - most)} more not shown (--format csv or json has all)")
-    if by in ORDERED and len(keys) > 2:
-        values = [_number(groups[key]) for key in keys]
-        if len(values) > 60:  # one mark a bucket: its worst value, so that no spike is averaged away
-            size = -(-len(values) // 60)
-            buckets = [values[i : i + size] for i in range(0, len(values), size)]
-            values = [max((v for v in b if v is not None), default=None) for b in buckets]
-        known = [v for v in values if v is not None]
-        if known and min(known) < max(known):
-            remarks.append(
-                f"abs diff over {by}s: {sparkline(values, unicode)}  {figure(min(known))} to {figure(max(known))}"
-            )
-    return remarks
+    series = [numbers[key] for key in keys]
+    remarks += _trend(by, measure[0], series, unicode) if ordered else _outlier(by, measure[0], keys, series)
+    title = f"by {by}, masked" + ("" if ordered else f", worst {measure[0]} first")
+    return Table(title, tuple(columns), tuple(rows), tuple(remarks))
+
+
+def _measure(groups: Mapping[str, Group]) -> tuple[str, str, str]:
+    """What groups are judged by: mean |d|, or the spread of weights where the mismatch family was left out."""
+    if any(_value(group, "mismatch", "mismatch_logprob_abs_diff") is not None for group in groups.values()):
+        return "abs diff", "mismatch", "mismatch_logprob_abs_diff"
+    return "is_std", "token", "rollout_is_std"
+
+
+def _why_none(groups: Mapping[str, Group], section: str, name: str) -> str | None:
+    """The one reason for which no group has this figure; None when some group has it, or reasons differ."""
+    held = [_statistic(group, section, name) for group in groups.values()]
+    if any(s is not None and (s.value is not None or s.log_value is not None) for s in held):
+        return None
+    reasons = {"not computed" if s is None else s.why or "no reason given" for s in held}
+    return reasons.pop() if len(reasons) == 1 else None
+
+
+def _trend(by: str, name: str, series: Sequence[float | None], unicode: bool) -> list[str]:
+    values = list(series)
+    if len(values) > MOST_MARKS:  # one mark a bucket: its largest value, so that no spike is averaged away
+        size = -(-len(values) // MOST_MARKS)
+        buckets = [values[i : i + size] for i in range(0, len(values), size)]
+        values = [max((v for v in bucket if v is not None), default=None) for bucket in buckets]
+    known = [v for v in values if v is not None]
+    if len(values) < 3 or not known or min(known) == max(known):
+        return []
+    return [f"{name} over {by}s: {sparkline(values, unicode)}  {figure(min(known))} to {figure(max(known))}"]
+
+
+def _outlier(by: str, name: str, keys: Sequence[str], series: Sequence[float | None]) -> list[str]:
+    """One group an order of magnitude off the others: said in words."""
+    known = [v for v in series if v is not None]
+    if len(known) < 2 or known[0] <= STANDS_OUT * median(known[1:]):
+        return []
+    others = median(known[1:])
+    times = f"{figure(known[0] / others)} times" if others > 0 else "infinitely many times"
+    return [f"{by} {keys[0]} has {times} the median {name} of the others"]
 
 
 def _statistic(group: Group, section: str, name: str) -> Statistic | None:
     return group.views.get("masked", {}).get(section, {}).get(name)
 
 
-def _number(group: Group) -> float | None:
-    statistic = _statistic(group, "mismatch", _KEY)
+def _value(group: Group, section: str, name: str) -> float | None:
+    statistic = _statistic(group, section, name)
     return None if statistic is None else statistic.value
 
 
-def _badness(group: Group) -> tuple[float, float]:
-    """Large mean |d| first; without the mismatch family the spread of the weights; nothing valid last."""
-    spread = _statistic(group, "token", "rollout_is_std")
-    value = _number(group)
-    return (-1.0 if value is None else value, -1.0 if spread is None or spread.value is None else spread.value)
+def _badness(value: float | None) -> float:
+    return -1.0 if value is None else value

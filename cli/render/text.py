@@ -7,7 +7,8 @@ import textwrap
 from rollout_is.cli.render.table import Cell, Column, Table
 from rollout_is.cli.render.terminal import Terminal
 
-GAP, GROUP_GAP = 2, 3
+GAP = 2
+GROUP_GAP, NARROW_GROUP_GAP = 3, 2
 _LEAST_NAME = 16
 _LEAST_WRAP = 24  # a free-text column narrower than this is worse than none
 
@@ -30,6 +31,11 @@ def fits(table: Table, width: int) -> bool:
     )
 
 
+def _group_gap(table: Table, chosen: list[int], width: int) -> int:
+    """Groups stand a little closer where that keeps the table whole."""
+    return GROUP_GAP if _least_width(table, chosen, GROUP_GAP) <= width else NARROW_GROUP_GAP
+
+
 def render(table: Table, terminal: Terminal) -> str:
     """The table as lines of text, a newline at the end.
 
@@ -42,8 +48,8 @@ def render(table: Table, terminal: Terminal) -> str:
     chosen = columns_that_fit(table, terminal.width)
     columns = [table.columns[i] for i in chosen]
     rows = [[Cell(printable(row[i].text), style=row[i].style) for i in chosen] for row in table.rows]
-    widths = [max([text_width(c.header), *(text_width(r[k].text) for r in rows)]) for k, c in enumerate(columns)]
-    gaps = _gaps(columns)
+    widths = _widths(columns, rows)
+    gaps = _gaps(columns, _group_gap(table, list(chosen), terminal.width))
     # What is too wide still is taken from text, never from numbers: free text is broken, names are shortened in the middle.
     for k, column in sorted(enumerate(columns), key=lambda pair: not pair[1].wrap):
         if column.align == "left":
@@ -112,16 +118,35 @@ def text_width(text: str) -> int:
     return cell_len(text)
 
 
-def _least_width(table: Table, chosen: list[int]) -> int:
-    total = sum(_gaps([table.columns[i] for i in chosen]))
-    for i in chosen:
-        column = table.columns[i]
-        width = max([text_width(column.header), *(text_width(printable(row[i].text)) for row in table.rows)])
-        total += min(width, _LEAST_WRAP) if column.wrap else width
-    return total
+def _widths(columns: list[Column], rows: list[list[Cell]]) -> list[int]:
+    """What each column needs; the first of a group makes room for the group's name."""
+    widths = [max([text_width(c.header), *(text_width(r[k].text) for r in rows)]) for k, c in enumerate(columns)]
+    for first, last in _runs(columns):
+        span = sum(widths[first : last + 1]) + last - first
+        widths[first] += max(0, text_width(columns[first].group) - span)
+    return widths
 
 
-def _gaps(columns: list[Column]) -> list[int]:
+def _least_width(table: Table, chosen: list[int], group_gap: int = NARROW_GROUP_GAP) -> int:
+    columns = [table.columns[i] for i in chosen]
+    rows = [[Cell(printable(row[i].text)) for i in chosen] for row in table.rows]
+    widths = _widths(columns, rows)
+    free = [min(w, _LEAST_WRAP) if c.wrap else w for c, w in zip(columns, widths, strict=True)]
+    return sum(_gaps(columns, group_gap)) + sum(free)
+
+
+def _runs(columns: list[Column]) -> list[tuple[int, int]]:
+    """First and last index of each run of columns of one group."""
+    runs: list[tuple[int, int]] = []
+    for k, column in enumerate(columns):
+        if runs and columns[runs[-1][0]].group == column.group:
+            runs[-1] = (runs[-1][0], k)
+        else:
+            runs.append((k, k))
+    return runs
+
+
+def _gaps(columns: list[Column], group_gap: int) -> list[int]:
     """Blanks before each column; wider where a new group starts."""
     gaps = []
     for k, column in enumerate(columns):
@@ -130,21 +155,17 @@ def _gaps(columns: list[Column]) -> list[int]:
         elif column.group and columns[k - 1].group == column.group:
             gaps.append(1)
         else:
-            gaps.append(GROUP_GAP if column.group else GAP)
+            gaps.append(group_gap if column.group else GAP)
     return gaps
 
 
 def _groups(columns: list[Column], widths: list[int], gaps: list[int], terminal: Terminal) -> str:
     out = ""
-    k = 0
-    while k < len(columns):
-        last = k
-        while last + 1 < len(columns) and columns[last + 1].group == columns[k].group:
-            last += 1
-        span = sum(widths[k : last + 1]) + sum(gaps[k + 1 : last + 1])
-        name = columns[k].group
-        out += " " * gaps[k] + (f" {name} ".center(span, "─") if name else " " * span)
-        k = last + 1
+    for first, last in _runs(columns):
+        span = sum(widths[first : last + 1]) + sum(gaps[first + 1 : last + 1])
+        name = columns[first].group
+        ruled = f" {name} ".center(span, "─") if span >= text_width(name) + 4 else name.rjust(span)
+        out += " " * gaps[first] + (ruled if name else " " * span)
     return out.rstrip()
 
 

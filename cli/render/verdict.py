@@ -25,7 +25,8 @@ def verdict(summary: Summary, terminal: Terminal) -> str:
             f"ok: nothing wrong found in {count(c.get('valid_tokens', 0))} valid tokens "
             f"of {count(c.get('sequences', 0))} sequences"
         )
-        return terminal.plain(terminal.paint(line, "good")) + "\n"
+        body = wrap(line, terminal.width, indent="  ", first="")
+        return "".join(f"{terminal.plain(terminal.paint(part, 'good'))}\n" for part in body)
     lines: list[str] = []
     for number, finding in enumerate(serious[:MOST], start=1):
         label = f"{number}. {finding.severity}: "

@@ -49,6 +49,15 @@ def test_every_command_of_the_table_exists_and_shows_its_help() -> None:
         assert out.startswith(f"Usage: rollout-is {name}"), name
 
 
+def test_the_options_of_analyze_are_in_its_help() -> None:
+    out = run("analyze", "--help")[1]
+    for option in (
+        "--view --level --lower --upper --veto-lower --veto-upper --steps --mask --allow-partial --duplicates --by --top "
+        "--column --format --output --force --device --workers --local --only --quiet --verbose --color --logprobs"
+    ).split():
+        assert f"{option} " in out, option
+
+
 def test_help_lists_the_commands_and_loads_neither_torch_nor_rich() -> None:
     script = (
         "import io, sys\n"

@@ -133,9 +133,10 @@ def test_groups_are_worst_first_or_in_order(make_summary: Make) -> None:
     values = {"0": 0.01, "1": 0.3, "2": 0.02}
     summary = make_summary(groups={by: {k: group(v) for k, v in values.items()} for by in ("rank", "step")}, worst={})
     ranks, steps = report.tables(summary, report.Footnotes(), 100)[-2:]
-    assert [line[0].text for line in ranks.rows] == ["1", "2", "0"] and "worst first" in ranks.title
+    assert [line[0].text for line in ranks.rows] == ["1", "2", "0"] and "worst abs diff first" in ranks.title
+    assert "rank 1 has 20.0 times the median abs diff of the others" in ranks.remarks
     assert [line[0].text for line in steps.rows] == ["0", "1", "2"]
-    assert steps.remarks == ("abs diff over steps: ▁█▁  0.0100 to 0.300",)
+    assert steps.remarks[-1] == "abs diff over steps: ▁█▁  0.0100 to 0.300"
 
 
 def test_a_thousand_groups_are_counted_not_listed(make_summary: Make) -> None:
