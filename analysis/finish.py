@@ -190,7 +190,7 @@ class Pool:
 
     def _per_sequence(self) -> Section:
         names = ["mean", "std", "min", "max", "max_deviation", "fraction_high", "fraction_low"]
-        logs = ("mean", "std", "min", "max")
+        logs = ("mean", "std", "min", "max", "max_deviation")
         why = self._why(False)
         row = weights.join([s.x for s in self.seqs])
         if why or (row.n == 0 and not self.padded):
@@ -213,7 +213,8 @@ class Pool:
         out["rollout_is_seq_min"] = statistic(math.exp(low) if low < 709.0 else math.inf, n, log=low, has_log=True)
         out["rollout_is_seq_max"] = statistic(weights.safe_exp(high), n, log=high, has_log=True)
         deviation = max([s.x_deviation for s in self.seqs] + ([1.0] if self.padded else []))
-        out["rollout_is_seq_max_deviation"] = statistic(deviation, n)
+        log_deviation = _log(deviation) if math.isfinite(deviation) else high  # 1 is far below its last digit
+        out["rollout_is_seq_max_deviation"] = statistic(deviation, n, log=log_deviation, has_log=True)
         above = sum(s.x_counts[0] for s in self.seqs)
         below = sum(s.x_counts[1] for s in self.seqs) + self.padded
         out["rollout_is_seq_fraction_high"] = statistic(above / n, n)
@@ -237,7 +238,7 @@ class Pool:
         if n == 0:
             out[token] = missing(self.empty)
         else:
-            value = (sum(t.counts["veto"] for t in self.tokens) + infinite) / n
+            value = sum(t.counts["veto"] + t.infinite_vetoed for t in self.tokens) / n
             out[token] = statistic(value, n, None if infinite else self._token_error("veto", value))
         rows = self.sequences + self.padded
         if self.no_sequences:
@@ -262,6 +263,7 @@ class Pool:
 
     def _mismatch_tokens(self, token: WeightRow) -> Section:
         n = self.n
+        infinite = sum(sum(t.infinite) for t in self.tokens)
         if n == 0:
             names = [
                 "kl",
@@ -281,7 +283,8 @@ class Pool:
                 "chi2_token",
             ]
             logs = ("k3_kl", "mult_prob_error", "chi2_token")
-            return {f"mismatch_{x}": missing(self.empty, has_log=x in logs) for x in names}
+            out = {f"mismatch_{x}": missing(self.empty, has_log=x in logs) for x in names}
+            return out | ({"mismatch_extreme_fraction": self._extreme()} if infinite else {})
         total = {k: math.fsum(t.sums[k] for t in self.tokens) for k in ("d", "d2", "abs", "dp")}
         out: Section = {}
 
@@ -301,11 +304,17 @@ class Pool:
         put("prob_abs_diff_max", max(p.max_dp for t in self.tokens for _, p in t.pooled))
         out["mismatch_prob_pearson"] = self._pearson()
         self._logged(out, "mult_prob_error", "mult", [t.scaled_mult for t in self.tokens])
-        for name in ("extreme", "identical"):
-            put(f"{name}_fraction", sum(t.counts[name] for t in self.tokens) / n, name)
+        put("identical_fraction", sum(t.counts["identical"] for t in self.tokens) / n, "identical")
+        out["mismatch_extreme_fraction"] = self._extreme()
         value, log = weights.chi_squared(token)
         out["mismatch_chi2_token"] = statistic(value, n, self._token_error("w2", value + 1.0), log=log, has_log=True)
         return out
+
+    def _extreme(self) -> Statistic:
+        """An infinite log-ratio is an extreme one, though it leaves the other token statistics."""
+        infinite = sum(sum(t.infinite) for t in self.tokens)
+        value = (sum(t.counts["extreme"] for t in self.tokens) + infinite) / (self.n + infinite)
+        return statistic(value, self.n + infinite, None if infinite else self._token_error("extreme", value))
 
     def _logged(self, out: Section, name: str, key: str, scaled: list[tuple[tuple[float, float], ...]]) -> None:
         """A mean of something exponential: plain where it can be, a logarithm where tokens were kept as one."""

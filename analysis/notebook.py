@@ -89,7 +89,7 @@ def _coverage(
     return {
         "positions": c.positions + plan.outside,
         "valid_tokens": c.valid,
-        "segments": c.segments,
+        "segments": c.segments + c.zero_length,
         "sequences": c.sequences,
         "fully_masked": c.padlike + c.content,
         "fully_masked_with_content": c.content,

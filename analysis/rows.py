@@ -34,6 +34,7 @@ class TokenRow:
 
     n: int
     infinite: tuple[int, int]
+    infinite_vetoed: int  # of them, beyond a veto bound that is given
     weights: WeightRow
     moments: tuple[int, float, float]
     sums: dict[str, float]
@@ -165,6 +166,12 @@ def token_row(population: Population, table: Table, facts: SequenceFacts, *, clu
     return TokenRow(
         n=n,
         infinite=infinite,
+        infinite_vetoed=sum(
+            count
+            for m in members
+            for bound, count in zip((m.bounds.veto_lower, m.bounds.veto_upper), m.infinite, strict=True)
+            if bound is not None
+        ),
         weights=weight_row,
         moments=(n, mean_d, m2),
         sums={
