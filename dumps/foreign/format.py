@@ -29,6 +29,7 @@ class Source:
         path: the file that stands for the shard.
         parts: every file that is read for it, ``path`` included, in joining order.
         step, rank: as far as names or content say.
+        columns: the user's choices of tensors for roles, for formats that take any names.
         remarks: notes for the report (what was joined or left out and why).
     """
 
@@ -37,6 +38,7 @@ class Source:
     step: int | None = None
     rank: int | None = None
     remarks: tuple[Note, ...] = ()
+    columns: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -61,12 +63,14 @@ class Format:
         name: what the report calls it.
         priority: formats are asked in ascending order; the first that claims a file has it.
         yields_to: names of formats beside which its files are left out, because they hold the same tokens again.
+        takes_columns: whether ``--column`` may name its tensors.
         train_policy: which policy the train log-probs are of: ``old``, ``current`` or empty when the file does not say.
     """
 
     name: ClassVar[str] = ""
     priority: ClassVar[int] = 50
     yields_to: ClassVar[tuple[str, ...]] = ()
+    takes_columns: ClassVar[bool] = False
     train_policy: ClassVar[str] = ""
     trainer: ClassVar[str] = ""
 
@@ -95,9 +99,9 @@ class Format:
         return None
 
 
-def remark(code: str, message: str) -> Note:
+def remark(code: str, message: str, about: str = "") -> Note:
     """A note on files: what was joined, dropped or left out."""
-    return Note(code, "notice", "", message)
+    return Note(code, "notice", about, message)
 
 
 _STEP = re.compile(r"(?:global_step|rollout|step)[_\-]?(\d+)", re.IGNORECASE)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TOKEN_ROLES = ("train", "rollout", "mask", "token_ids", "advantages", "entropy", "policy_version", "logprobs.ref")
 
 
-def roles_of(item: Mapping[str, Any], where: str) -> Roles:
+def roles_of(item: Mapping[str, Any], where: str, columns: Mapping[str, str]) -> Roles:
     """Roles of the tensors and lists of a dict, by the names that trainers use.
 
     Raises:
@@ -28,7 +28,7 @@ def roles_of(item: Mapping[str, Any], where: str) -> Roles:
     names = frozenset(
         str(key) for key, value in item.items() if hasattr(value, "dim") or isinstance(value, list | tuple)
     )
-    roles = resolve(_settle_bounds(item, names), {}, where)
+    roles = resolve(_settle_bounds(item, names, columns), columns, where)
     if roles.missing:
         raise DumpError(
             where,
@@ -40,10 +40,11 @@ def roles_of(item: Mapping[str, Any], where: str) -> Roles:
     return roles
 
 
-def _settle_bounds(item: Mapping[str, Any], names: frozenset[str]) -> frozenset[str]:
+def _settle_bounds(item: Mapping[str, Any], names: frozenset[str], columns: Mapping[str, str]) -> frozenset[str]:
     """Leave out the bounds that do not describe the log-probs: of rows none does, of a pack those that end at its end."""
-    train = next((item[name] for name in aliases.REQUIRED["train"] if name in names), None)
-    bounds = names & {*aliases.OFFSETS, *aliases.LENGTHS}
+    known = [columns["train"]] if "train" in columns else aliases.REQUIRED["train"]
+    train = next((item[name] for name in known if name in names), None)
+    bounds = names & {*aliases.OFFSETS, *aliases.LENGTHS} - set(columns.values())
     if train is None or len(bounds) == 0:
         return names
     if not _is_dense(train) or (train.dim() == 2 and train.shape[0] > 1):
@@ -64,17 +65,17 @@ def _is_dense(value: Any) -> bool:
     return hasattr(value, "dim") and not value.is_nested
 
 
-def is_rectangle(item: Mapping[str, Any], where: str) -> bool:
+def is_rectangle(item: Mapping[str, Any], where: str, columns: Mapping[str, str]) -> bool:
     """Whether the train log-probs are one dense [B, L] with B > 1."""
-    train = item[roles_of(item, where).columns["train"]]
+    train = item[roles_of(item, where, columns).columns["train"]]
     return _is_dense(train) and train.dim() == 2 and train.shape[0] > 1
 
 
-def read_rectangle(item: Mapping[str, Any], where: str) -> Packed:
+def read_rectangle(item: Mapping[str, Any], where: str, chosen: Mapping[str, str]) -> Packed:
     """The dict as a rectangular shard: a row is a segment."""
     from rollout_is.dumps.foreign.formats.verl import group_ids
 
-    roles = roles_of(item, where)
+    roles = roles_of(item, where, chosen)
     columns, names = _columns(item, roles), dict(roles.columns)
     names.pop("labels", None)
     rows = int(columns["train"].shape[0])
@@ -126,28 +127,29 @@ def _with_factors(item: Mapping[str, Any], mask: Tensor, rows: int, where: str, 
     return mask
 
 
-def add_item(rows: Rows, item: Mapping[str, Any], where: str, *, alone: bool) -> None:
+def add_item(rows: Rows, item: Mapping[str, Any], where: str, *, alone: bool, columns: Mapping[str, str]) -> None:
     """Append the sequences of one dict.
 
     Args:
         rows: what is gathered so far.
         item: a pack ([1, T] or [T] with bounds), a micro-batch [B, L], lists of 1-D tensors, or nested tensors.
         where: file and place in it.
+        columns: the user's choices of tensors for roles.
         alone: whether the file is this one dict; a 1-D response without bounds is a sequence only in a list of dicts.
     Raises:
         DumpError: bounds that are missing or do not fit, or lengths that differ.
     """
-    roles = roles_of(item, where)
-    columns = _columns(item, roles)
-    train = columns["train"]
+    roles = roles_of(item, where, columns)
+    tokens = _columns(item, roles)
+    train = tokens["train"]
     if isinstance(train, list | tuple) or not _is_dense(train):
-        _add_rows(rows, item, columns, roles, where)
+        _add_rows(rows, item, tokens, roles, where)
     elif train.dim() == 2 and train.shape[0] > 1:
-        packed = read_rectangle(item, where)
+        packed = read_rectangle(item, where, columns)
         lengths = [int(train.shape[1])] * int(train.shape[0])
         rows.add_block(packed.columns, lengths, {role: column.tolist() for role, column in packed.segments.items()})
     else:
-        _add_pack(rows, item, columns, roles, where, alone)
+        _add_pack(rows, item, tokens, roles, where, alone)
 
 
 def _add_rows(rows: Rows, item: Mapping[str, Any], columns: dict[str, Any], roles: Roles, where: str) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 NOTES_KEY = "notes"
 PARTS_KEY = "parts"
 DROPPED_KEY = "dropped"
+COLUMNS_KEY = "columns"
 
 
 def stat_of(path: Path) -> tuple[int, int]:
@@ -33,6 +34,12 @@ def notes_metadata(notes: Iterable[Note]) -> dict[str, str]:
     """
     listed = [[note.code, note.severity, note.metric, note.message] for note in notes]
     return {NOTES_KEY: json.dumps(listed)} if listed else {}
+
+
+def dropped_metadata(keys: Iterable[str], used: Iterable[str]) -> dict[str, str]:
+    """What a file holds beyond the columns that are read, as one metadata string."""
+    left = sorted(set(keys) - set(used))
+    return {DROPPED_KEY: json.dumps(left)} if left else {}
 
 
 def notes_of(metadata: Mapping[str, str]) -> tuple[Note, ...]:
@@ -58,6 +65,8 @@ def info_from(form: Format, source: Source, packed: Packed) -> ShardInfo:
     metadata = {"trainer": form.trainer, "train_policy": form.train_policy} | packed.metadata | notes_metadata(notes)
     if len(source.parts) > 1:
         metadata[PARTS_KEY] = json.dumps([str(part) for part in source.parts])
+    if source.columns:
+        metadata[COLUMNS_KEY] = json.dumps(dict(source.columns))
     if packed.dropped:
         metadata[DROPPED_KEY] = json.dumps(packed.dropped)
     columns = packed.columns | packed.segments

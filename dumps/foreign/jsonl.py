@@ -38,6 +38,7 @@ class Index:
         lengths: positions of each row.
         scalars: key -> one number a row, where every row has it.
         flags: how many rows showed each property that the format asked to watch.
+        keys: keys of the first row.
     """
 
     starts: NDArray[np.int64]
@@ -45,6 +46,7 @@ class Index:
     lengths: NDArray[np.int64]
     scalars: Mapping[str, NDArray[np.float64]]
     flags: Mapping[str, int]
+    keys: tuple[str, ...]
 
 
 def array_text(line: bytes, key: bytes) -> bytes | None:
@@ -96,6 +98,7 @@ def build_index(
     lengths: list[int] = []
     scalars: dict[bytes, list[float]] = {key: [] for key in scalar_keys}
     flags = dict.fromkeys(watch or {}, 0)
+    keys: tuple[str, ...] = ()
     at = 0
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), start=1):
@@ -112,6 +115,8 @@ def build_index(
                         "remove the row, or dump the step again",
                         code="row-without-column",
                     )
+                if not starts:
+                    keys = _keys(text, f"{where}:{number}")
                 starts.append(at)
                 sizes.append(len(line))
                 lengths.append(values.count(b",") + 1 if values.strip() else 0)
@@ -132,6 +137,21 @@ def build_index(
         np.array(lengths, np.int64),
         {key.decode(): np.array(v, np.float64) for key, v in scalars.items() if len(v) == len(starts)},
         flags,
+        keys,
+    )
+
+
+def _keys(text: bytes, where: str) -> tuple[str, ...]:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(where, error) from None
+    return tuple(row)
+
+
+def _damaged(where: str, error: Exception) -> DumpError:
+    return DumpError(
+        where, f"expected JSON, found: {error}", "the line is damaged", "dump it again", code="json-damaged"
     )
 
 
@@ -230,9 +250,7 @@ class JsonlShard:
         try:
             values = json.loads(self._file.read(int(self._index.sizes[number])))
         except (ValueError, RecursionError) as error:
-            raise DumpError(
-                where, f"expected JSON, found: {error}", "the line is damaged", code="json-damaged"
-            ) from None
+            raise _damaged(where, error) from None
         row = self._parse(values, where)
         expected = int(self._index.lengths[number])
         for role, column in row.items():

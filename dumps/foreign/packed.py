@@ -137,7 +137,7 @@ class Rows:
         offsets = torch.zeros(total + 1, dtype=torch.int64)
         offsets[1:] = torch.tensor(self._lengths, dtype=torch.int64).cumsum(0)
         columns = {r: torch.cat(pieces) for r, pieces in self._columns.items() if self._counts[r] == total}
-        segments = {r: torch.tensor(values) for r, values in self._segments.items() if len(values) == total}
+        segments = {r: _whole_column(values) for r, values in self._segments.items() if len(values) == total}
         for role in ("train", "rollout", "mask"):
             if role not in columns:
                 raise DumpError(
@@ -154,6 +154,15 @@ class Rows:
             names["packs"] = self._names.get("packs", "one a list item")
         packs = offsets[torch.tensor(self._packs)].clone() if packs_known else None
         return Packed(columns, segments, offsets, packs, names, layout, dict(metadata), dropped=dropped)
+
+
+def _whole_column(values: list[float | int | bool]) -> Tensor:
+    """Flags as bool, whole numbers as int64, anything else as float64: what Python held, unrounded."""
+    import torch
+
+    if any(isinstance(value, float) for value in values):
+        return torch.tensor(values, dtype=torch.float64)
+    return torch.tensor(values)
 
 
 def vector(value: Any, where: str, role: str) -> Tensor:

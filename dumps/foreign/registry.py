@@ -11,7 +11,7 @@ import json
 import os
 import pkgutil
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from rollout_is.dumps.errors import DumpError
 from rollout_is.dumps.foreign import formats as package
 from rollout_is.dumps.foreign.answers import answer
 from rollout_is.dumps.foreign.format import Format, Harvest, Source, remark
-from rollout_is.dumps.foreign.infos import PARTS_KEY, info_from
+from rollout_is.dumps.foreign.infos import COLUMNS_KEY, PARTS_KEY, info_from
 from rollout_is.dumps.foreign.sniff import Sniffed, sniff
 from rollout_is.dumps.notes import Note
 from rollout_is.dumps.shard import ShardInfo
@@ -50,11 +50,12 @@ def known_formats() -> tuple[Format, ...]:
     return tuple(sorted(found.values(), key=lambda form: (form.priority, form.name)))
 
 
-def find(path: str | os.PathLike[str]) -> list[ShardInfo] | None:
+def find(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> list[ShardInfo] | None:
     """The shards that a path holds in foreign formats, recognised by content.
 
     Args:
         path: file or folder (searched at any depth).
+        columns: role -> tensor name, for formats that take any names (torch hooks); the others have their own.
     Returns:
         one ``ShardInfo`` a shard in canonical order; None when nothing in it is a format of ours.
     Raises:
@@ -94,7 +95,9 @@ def find(path: str | os.PathLike[str]) -> list[ShardInfo] | None:
         raise _worst(harvest, root)
     harvest.sources[0] = replace(harvest.sources[0], remarks=harvest.sources[0].remarks + tuple(remarks))
     infos = []
-    for source in harvest.sources:
+    chosen = tuple(sorted((columns or {}).items())) if form.takes_columns else ()
+    for found in harvest.sources:
+        source = replace(found, columns=chosen)
         info = form.info(source) or info_from(form, source, _read(form, source))
         infos.append(replace(info, name=_shown(root, source.path)))
     return sorted(infos, key=lambda info: info.sort_key)
@@ -110,7 +113,8 @@ def open_shard(info: ShardInfo) -> OpenShard:
 
     form = _by_name(info.format)
     parts = tuple(Path(part) for part in json.loads(info.metadata.get(PARTS_KEY, "[]"))) or (Path(info.path),)
-    source = Source(Path(info.path), parts, info.step, info.rank)
+    chosen = tuple(json.loads(info.metadata.get(COLUMNS_KEY, "{}")).items())
+    source = Source(Path(info.path), parts, info.step, info.rank, columns=chosen)
     stat = source.path.stat()
     if info.size and (stat.st_size, stat.st_mtime_ns) != (info.size, info.mtime_ns):
         raise DumpError(
@@ -160,7 +164,7 @@ def _superseded(claimed: dict[str, list[Sniffed]]) -> list[Note]:
             message = (
                 f"{count} files are left out: {winners[0]} holds the same rollouts (name their folder to read them)"
             )
-            remarks.append(remark(f"left-out-{form.name.rpartition('/')[2].replace('_', '-')}", message))
+            remarks.append(remark("files-left-out", message, form.name))
     return remarks
 
 
@@ -176,7 +180,7 @@ def _left_out(root: Path, files: Sequence[Sniffed]) -> list[Note]:
     for code, names in named.items():
         shown = ", ".join(names[:_SHOWN]) + ", ..." * (len(names) > _SHOWN)
         lacks = words.get(code, "could not be read")
-        remarks.append(remark(f"left-out-{code}", f"{len(names)} files {lacks}, left out: {shown}"))
+        remarks.append(remark("files-left-out", f"{len(names)} files {lacks}, left out: {shown}", code))
     return remarks
 
 
@@ -210,7 +214,11 @@ _parsed: OrderedDict[tuple[object, ...], Packed] = OrderedDict()
 def _read(form: Format, source: Source) -> Packed:
     """Read a source, from memory when it was just read: finding counts what opening serves."""
     stats = [part.stat() for part in source.parts]
-    key = (form.name, *((str(p), s.st_size, s.st_mtime_ns) for p, s in zip(source.parts, stats, strict=True)))
+    key = (
+        form.name,
+        source.columns,
+        *((str(p), s.st_size, s.st_mtime_ns) for p, s in zip(source.parts, stats, strict=True)),
+    )
     if key in _parsed:
         _parsed.move_to_end(key)
         return _parsed[key]

@@ -30,6 +30,7 @@ class Hook(Format):
 
     name: ClassVar[str] = "torch-hook"
     priority: ClassVar[int] = 90
+    takes_columns: ClassVar[bool] = True
 
     def claims(self, file: Sniffed) -> bool:
         """A torch file that names one log-prob of each side."""
@@ -46,13 +47,20 @@ class Hook(Format):
         where = source.path.name
         loaded = [torchfile.load(part, part.name) for part in source.parts]
         content = loaded[0] if len(loaded) == 1 else join_parts([items_of(one, where) for one in loaded], where)
-        if isinstance(content, Mapping) and is_rectangle(content, where):
-            packed = read_rectangle(content, where)
+        columns = dict(source.columns)
+        if isinstance(content, Mapping) and is_rectangle(content, where, columns):
+            packed = read_rectangle(content, where, columns)
         else:
             items = items_of(content, where)
-            rows = Rows(where, _names(items[0], where))
+            rows = Rows(where, _names(items[0], where, columns))
             for number, item in enumerate(items):
-                add_item(rows, item, where if len(items) == 1 else f"{where}[{number}]", alone=len(items) == 1)
+                add_item(
+                    rows,
+                    item,
+                    where if len(items) == 1 else f"{where}[{number}]",
+                    alone=len(items) == 1,
+                    columns=columns,
+                )
                 if len(items) > 1 and _is_pack(item):
                     rows.close_pack()
             packed = rows.finish({})
@@ -84,8 +92,8 @@ def _is_pack(item: Mapping[str, Any]) -> bool:
     return any(name in item for name in (*aliases.OFFSETS, *aliases.LENGTHS))
 
 
-def _names(item: Mapping[str, Any], where: str) -> dict[str, str]:
-    names = dict(roles_of(item, where).columns)
+def _names(item: Mapping[str, Any], where: str, columns: Mapping[str, str]) -> dict[str, str]:
+    names = dict(roles_of(item, where, columns).columns)
     if "labels" in names:
         names["mask"] = f"{names.pop('labels')} != -100"
     names.pop("lengths", None)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from rollout_is.dumps.foreign.format import Format, Source
-from rollout_is.dumps.foreign.infos import notes_metadata, stat_of
+from rollout_is.dumps.foreign.infos import dropped_metadata, notes_metadata, stat_of
 from rollout_is.dumps.foreign.jsonl import Index, JsonlShard, Row, array_text, build_index, numbers, scalar
 from rollout_is.dumps.foreign.sniff import Sniffed
 from rollout_is.dumps.notes import Note
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rollout_is.dumps.shard import OpenShard
 
 _BOTH = frozenset({"generation_logprobs", "prev_logprobs"})
+_USED = _BOTH | {"token_loss_mask", "sample_loss_mask", "token_ids", "advantages", "rewards", "idx", "input_lengths"}
 
 
 class NemoRl(Format):
@@ -63,12 +64,12 @@ class NemoRl(Format):
             step=source.step,
             rank=source.rank,
             world_size=None,
-            layout="rectangular",
+            layout="rectangular" if len(set(index.lengths.tolist())) == 1 else "packed",
             positions=int(index.lengths.sum()),
             segments=rows,
             columns=columns,
             dtypes=dtypes,
-            metadata=metadata | notes_metadata(_notes(index, source)),
+            metadata=metadata | dropped_metadata(index.keys, _USED) | notes_metadata(_notes(index, source)),
             size=size,
             mtime_ns=mtime,
         )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rollout_is.dumps.errors import DumpError
 from rollout_is.dumps.foreign.format import Format, Harvest, Source, remark, step_and_rank
-from rollout_is.dumps.foreign.infos import notes_metadata, stat_of
+from rollout_is.dumps.foreign.infos import dropped_metadata, notes_metadata, stat_of
 from rollout_is.dumps.foreign.jsonl import Index, JsonlShard, Row, array_text, build_index, numbers
 from rollout_is.dumps.foreign.sniff import Sniffed
 from rollout_is.dumps.notes import Note
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rollout_is.dumps.shard import OpenShard
 
 _KEYS = frozenset({"schema_version", "trainer_logprobs", "inference_logprobs"})
+_USED = _KEYS | {"step", "rank", "loss_mask", "rl_weights", "ref_kl_weights", "token_ids", "advantages", "entropy"}
 _OPTIONAL = (("token_ids", "token_ids", "I64"), ("advantages", "advantages", "F64"), ("entropy", "entropy", "F64"))
 
 
@@ -121,7 +122,9 @@ class PrimeRl(Format):
             segments=len(index.starts),
             columns=columns,
             dtypes=dtypes,
-            metadata={"trainer": self.trainer, "train_policy": self.train_policy} | notes_metadata(notes),
+            metadata={"trainer": self.trainer, "train_policy": self.train_policy}
+            | dropped_metadata(index.keys, _USED | {"export_sequence_idx"})
+            | notes_metadata(notes),
             size=size,
             mtime_ns=mtime,
         )

@@ -7,7 +7,7 @@ miles'. At mask-0 positions ``log_probs`` is real and ``rollout_log_probs`` 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rollout_is.dumps.errors import DumpError
@@ -28,7 +28,7 @@ NAMES = {
     "entropy": "entropy",
     "logprobs.ref": "ref_log_probs",
     "logprobs.teacher": "teacher_log_probs",
-    "rewards": "local_raw_reward",
+    "rewards": "local_raw_reward, else rewards",
     "sequence_ids": "sample_index",
     "prompt_lens": "total_lengths - response_lengths",
 }
@@ -59,10 +59,23 @@ class SlimeV2(Format):
         for sample in samples:
             add_sample(rows, sample)
         packed = rows.finish({})
+        packed.dropped += unused(set().union(*samples))
         rollout_id = loaded.get("rollout_id")
         if isinstance(rollout_id, int):
             packed.metadata["step"] = str(rollout_id)
         return packed
+
+
+_USED = frozenset(
+    {"log_probs", "rollout_log_probs", "loss_masks", "tokens", "advantages", "entropy", "ref_log_probs"}
+    | {"teacher_log_probs", "rewards", "local_raw_reward", "sample_index", "sample_indices", "response_lengths"}
+    | {"total_lengths", "cp_rank", "cp_size", "qkv_format"}
+)
+
+
+def unused(keys: Iterable[str]) -> list[str]:
+    """Columns of slime and miles that are not read."""
+    return sorted(str(key) for key in set(keys) - _USED)
 
 
 def add_sample(rows: Rows, sample: Mapping[str, Any]) -> None:

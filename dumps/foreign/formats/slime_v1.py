@@ -9,7 +9,7 @@ from rollout_is.dumps.errors import DumpError
 from rollout_is.dumps.foreign import torchfile
 from rollout_is.dumps.foreign.context_parallel import join_rank_files, merge_slices
 from rollout_is.dumps.foreign.format import Format, Harvest, Source
-from rollout_is.dumps.foreign.formats.slime import NAMES, add_sample, without_train
+from rollout_is.dumps.foreign.formats.slime import NAMES, add_sample, unused, without_train
 from rollout_is.dumps.foreign.packed import Rows
 from rollout_is.dumps.foreign.sniff import Sniffed
 
@@ -61,7 +61,9 @@ class SlimeV1(Format):
             sample = {key: _item(data.get(key), index, len(data["log_probs"])) for key in _COLUMNS}
             sample["sample_index"] = sample.pop("sample_indices")
             add_sample(rows, sample)
-        return rows.finish({})
+        packed = rows.finish({})
+        packed.dropped += unused(data)
+        return packed
 
 
 def rank_data(loaded: Any, where: str) -> dict[str, Any]:

@@ -29,6 +29,10 @@ class Read:
     def notes(self):
         return {note.code: note for note in notes_of(self.info.metadata)}
 
+    @property
+    def messages(self):
+        return [note.message for note in notes_of(self.info.metadata)]
+
     def rows(self):
         """(train, rollout, mask) of each segment."""
         return [

@@ -96,7 +96,7 @@ def test_unreadable_neighbours_are_said(samples, tmp_path, read):
     (tmp_path / "b.pt").write_bytes((samples / "slime/v2_dump_details/rollout_data/0.pt").read_bytes())
     torch.save({"w": torch.zeros(2)}, tmp_path / "model.pt")  # means nothing to us
     (found,) = read(tmp_path)
-    assert found.notes["left-out-rollout-only"].message == "1 files hold no train log-probs, left out: b.pt"
+    assert found.notes["files-left-out"].message == "1 files hold no train log-probs, left out: b.pt"
 
 
 def test_a_cut_off_torch_file_is_an_error(samples, tmp_path):

@@ -51,7 +51,7 @@ def test_the_whole_dump_folder_counts_each_token_once(samples, read):
     found = read(samples / "miles" / "dp2_dump_details")
     assert {shard.info.format for shard in found} == {"miles/train_data"}
     assert sum(int(shard.mask.sum()) for shard in found) == 78
-    message = " ".join(note.message for shard in found for note in shard.notes.values())
+    message = " ".join(found[0].messages)
     assert "2 files are left out: miles/train_data holds the same rollouts" in message
     assert (
         "2 files hold no train log-probs, left out: dashboard_columns/rollout_0.parquet, rollout_data/0.pt" in message
