@@ -100,6 +100,41 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "the dump holds response tokens only, or the wrong mask was dumped",
         "check the mask if prompts are in the dump",
     ),
+    "bounds-not-used": (
+        "cu_seqlens or lengths stand beside rectangular columns and were not used: a row is a segment",
+        "the trainer dumps both",
+        "check that rows are sequences; else dump packed columns",
+    ),
+    "tensors-unused": (
+        "tensors that play no role here",
+        "the trainer dumps more than log-probs",
+        "--column ROLE=NAME gives one a role",
+    ),
+    "policy-oddity": (
+        "the framework's own rule does something that its name does not say",
+        "it is reproduced as it is",
+        "read the sentence; explain the policy by its name",
+    ),
+    "policy-rejects": (
+        "the policy rejects a large share of tokens or sequences; both denominators are said",
+        "bounds too tight for this mismatch, or a real fault behind it",
+        "judge the rejected share before the survivors' good figures; sweep shows other bounds",
+    ),
+    "policy-unjudged": (
+        "valid tokens without a finite log-ratio could not be judged by the policy",
+        "NaN or infinite log-probs",
+        "mend them first: analyze --top 20",
+    ),
+    "policy-held": (
+        "weights too large for float64 were held at e^300",
+        "the policy sets no upper bound at this level",
+        "bound it, or use another level",
+    ),
+    "policy-mask": (
+        "the policy was judged under a mask that may already hold a trainer's own rejections",
+        "no mask from before rejection was dumped",
+        "dump mask.pre_rejection",
+    ),
     "duplicates-kept": (
         "several shards for one (step, rank), all kept",
         "a resumed run wrote into the folder of the first attempt",
@@ -168,14 +203,26 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "nothing; name their folder to read them alone",
     ),
     "unfinished-step": ("a step without its marker of completeness was left out", "the run is writing it", "wait"),
-    "stages-left-out": ("rank files without train log-probs were left out", "pipeline stages before the last", "nothing"),
-    "copies-dropped": ("rank files that repeat another one were dropped", "tensor-parallel ranks are copies", "nothing"),
+    "stages-left-out": (
+        "rank files without train log-probs were left out",
+        "pipeline stages before the last",
+        "nothing",
+    ),
+    "copies-dropped": (
+        "rank files that repeat another one were dropped",
+        "tensor-parallel ranks are copies",
+        "nothing",
+    ),
     "copies-differ": (
         "ranks hold the same sequences with other values; the first rank's were used",
         "a pass that is not deterministic across ranks",
         "compare the files with rollout-is compare",
     ),
-    "slices-joined": ("context-parallel slices were joined into sequences", "their lengths prove the layout", "nothing"),
+    "slices-joined": (
+        "context-parallel slices were joined into sequences",
+        "their lengths prove the layout",
+        "nothing",
+    ),
     "parts-joined": ("sequence-parallel parts were joined into packs", "their bounds prove the order", "nothing"),
     "placeholder-train-logprobs": (
         "the train log-probs are placeholders (0 everywhere)",
