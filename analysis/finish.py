@@ -338,23 +338,22 @@ class Pool:
             if weights.safe_exp(low) == weights.safe_exp(high):
                 return missing(f"constant: every {label} probability is the same", self.n)
         n = self.n
-        q_mean = [(p.shift or 0.0) + p.q / k for k, p in pooled]
-        d_mean = [p.p_minus_q / k for k, p in pooled]
+        p_mean = [p.p / k + (p.shift or (0.0, 0.0))[0] for k, p in pooled]
+        q_mean = [p.q / k + (p.shift or (0.0, 0.0))[1] for k, p in pooled]
+        p_all = math.fsum(k * m for (k, _), m in zip(pooled, p_mean, strict=True)) / n
         q_all = math.fsum(k * m for (k, _), m in zip(pooled, q_mean, strict=True)) / n
-        d_all = math.fsum(k * m for (k, _), m in zip(pooled, d_mean, strict=True)) / n
-        qq, dd, qd = [], [], []
-        for (k, p), mq, md in zip(pooled, q_mean, d_mean, strict=True):
-            a, b = mq - q_all, md - d_all
-            qq += [p.q2 - p.q * p.q / k, k * a * a]
-            dd += [p.p_minus_q2 - p.p_minus_q * p.p_minus_q / k, k * b * b]
-            qd += [p.cross - p.q * p.p_minus_q / k, k * a * b]
-        if not all(map(math.isfinite, [*qq, *dd, *qd])):
+        pp, qq, pq = [], [], []
+        for (k, row), mp, mq in zip(pooled, p_mean, q_mean, strict=True):
+            a, b = mp - p_all, mq - q_all
+            pp += [row.p2 - row.p * row.p / k, k * a * a]
+            qq += [row.q2 - row.q * row.q / k, k * b * b]
+            pq += [row.cross - row.p * row.q / k, k * a * b]
+        if not all(map(math.isfinite, [*pp, *qq, *pq])):
             return missing("value exceeds float64", n)
-        var_q, var_d, cov = math.fsum(qq), math.fsum(dd), math.fsum(qd)
-        var_p = var_q + 2.0 * cov + var_d
-        if var_q <= 0 or var_p <= 0:
+        var_p, var_q = math.fsum(pp), math.fsum(qq)
+        if var_p <= 0 or var_q <= 0:
             return missing("constant to float64 precision", n)
-        return statistic(max(-1.0, min(1.0, (var_q + cov) / math.sqrt(var_q * var_p))), n)
+        return statistic(max(-1.0, min(1.0, math.fsum(pq) / math.sqrt(var_p) / math.sqrt(var_q))), n)
 
     def _mismatch_sequences(self) -> Section:
         exps = {"training_ppl": "train", "rollout_ppl": "rollout", "ppl_ratio": "ratio"}

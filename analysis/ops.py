@@ -23,6 +23,7 @@ class Ops(Protocol):
     def load(self, source: Any, out: Any) -> None: ...
     def exp(self, x: Any, out: Any) -> None: ...
     def expm1(self, x: Any, out: Any) -> None: ...
+    def add(self, a: Any, b: Any, out: Any) -> None: ...
     def subtract(self, a: Any, b: Any, out: Any) -> None: ...
     def multiply(self, a: Any, b: Any, out: Any) -> None: ...
     def absolute(self, x: Any, out: Any) -> None: ...
@@ -81,6 +82,9 @@ class CpuOps:
             np.expm1(x, out=out)
         else:
             self._torch.expm1(self._torch.from_numpy(x), out=self._torch.from_numpy(out))
+
+    def add(self, a: Any, b: Any, out: Any) -> None:
+        np.add(a, b, out=out)
 
     def subtract(self, a: Any, b: Any, out: Any) -> None:
         np.subtract(a, b, out=out)
@@ -165,6 +169,9 @@ class TorchOps:
 
     def expm1(self, x: Any, out: Any) -> None:
         self._torch.expm1(x, out=out)
+
+    def add(self, a: Any, b: Any, out: Any) -> None:
+        self._torch.add(a, b, out=out)
 
     def subtract(self, a: Any, b: Any, out: Any) -> None:
         self._torch.sub(a, b, out=out)

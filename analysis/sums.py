@@ -23,6 +23,7 @@ COLUMNS = 17
 
 HOT = 300.0  # |d| above this: exp(d) and its square are kept as a logarithm
 COLD = 1e-2  # a piece with a mean weight below this is summed without the 1 + (w - 1) detour, which would cancel
+FAINT = -7.0  # a block with d below this takes p = exp(t) itself: q + q expm1(d) would cancel
 HALF_MAX = 65519.0  # beyond it a half is infinite
 
 
@@ -78,13 +79,13 @@ class Scaled:
 
 @dataclass
 class Pooled:
-    """What is needed of the population only as a whole: probability moments (about ``shift``) and extremes."""
+    """What is needed of the population only as a whole: moments of p = exp(t) and q = exp(r) about shifts, and extremes."""
 
-    shift: float | None = None
+    shift: tuple[float, float] | None = None  # of p and of q
+    p: float = 0.0
+    p2: float = 0.0
     q: float = 0.0
     q2: float = 0.0
-    p_minus_q: float = 0.0
-    p_minus_q2: float = 0.0
     cross: float = 0.0
     max_dp: float = -math.inf
     train: tuple[float, float] = (math.inf, -math.inf)
@@ -102,6 +103,7 @@ class Workspace:
         self.e = ops.array(block)
         self.scratch = ops.array(block)
         self.magnitude = ops.array(block)
+        self.probability = ops.array(block)
 
 
 class Sums:
@@ -194,7 +196,7 @@ class Sums:
                 up = hot_d > 0
                 np.add.at(k3, at[up], 1.0 + hot_d[up])
             piece[K3] = np.maximum(k3, 0.0)
-            self._mismatch(ops, work, v, piece, starts, hot, hot_d)
+            self._mismatch(ops, work, v, piece, starts, hot, float(low.min()))
         self.pieces.append(piece)
         self.lows.append(low)
         self.highs.append(high)
@@ -258,7 +260,7 @@ class Sums:
         self.scaled.add(sequence[cold][deep], scale[deep], first[deep], second[deep])
 
     def _mismatch(
-        self, ops: Ops, work: Workspace, v: int, piece: Floats, starts: Ints, hot: Ints | None, hot_d: Floats
+        self, ops: Ops, work: Workspace, v: int, piece: Floats, starts: Ints, hot: Ints | None, lowest: float
     ) -> None:
         train, rollout, e = work.train[:v], work.rollout[:v], work.e[:v]
         scratch, magnitude = work.scratch[:v], work.magnitude[:v]
@@ -273,17 +275,21 @@ class Sums:
         ops.multiply(q, e, difference)
         if hot is not None:
             ops.put(difference, hot, np.exp(ops.fetch(train, hot)) - np.exp(ops.fetch(rollout, hot)))
-        pooled = self.pooled
+        p, pooled = work.probability[:v], self.pooled
+        if hot is not None or lowest < FAINT:
+            ops.exp(train, p)
+        else:
+            ops.add(q, difference, p)
         if pooled.shift is None:
-            pooled.shift = ops.total(q) / v
-            if not math.isfinite(pooled.shift):
-                pooled.shift = 0.0
-        ops.subtract(q, pooled.shift, q)
+            about = ops.total(p) / v, ops.total(q) / v
+            pooled.shift = about if all(map(math.isfinite, about)) else (0.0, 0.0)
+        ops.subtract(p, pooled.shift[0], p)
+        ops.subtract(q, pooled.shift[1], q)
+        pooled.p += ops.total(p)
+        pooled.p2 += ops.dot(p, p)
         pooled.q += ops.total(q)
         pooled.q2 += ops.dot(q, q)
-        pooled.p_minus_q += ops.total(difference)
-        pooled.p_minus_q2 += ops.dot(difference, difference)
-        pooled.cross += ops.dot(q, difference)
+        pooled.cross += ops.dot(p, q)
         ops.absolute(difference, difference)
         piece[DP] = ops.segment_sum(difference, starts)
         pooled.max_dp = max(pooled.max_dp, ops.minmax(difference)[1])
