@@ -283,8 +283,8 @@ class Pool:
                 "chi2_token",
             ]
             logs = ("k3_kl", "mult_prob_error", "chi2_token")
-            out = {f"mismatch_{x}": missing(self.empty, has_log=x in logs) for x in names}
-            return out | ({"mismatch_extreme_fraction": self._extreme()} if infinite else {})
+            none = {f"mismatch_{x}": missing(self.empty, has_log=x in logs) for x in names}
+            return none | ({"mismatch_extreme_fraction": self._extreme()} if infinite else {})
         total = {k: math.fsum(t.sums[k] for t in self.tokens) for k in ("d", "d2", "abs", "dp")}
         out: Section = {}
 

@@ -114,6 +114,11 @@ class Summary:
         section, _, name = rest.partition(".")
         return self.views.get(head, {}).get(section, {}).get(name)
 
+    @property
+    def comparable(self) -> int:
+        """Valid tokens with finite log-probs on both sides: with none of them, nothing was compared."""
+        return int(self.coverage.get("valid_tokens", 0)) - int(self.coverage.get("nonfinite_valid_tokens", 0))
+
     def statistics(self) -> Iterator[tuple[str, Statistic]]:
         """All (id, statistic) pairs of ``views`` in print order."""
         for view, sections in self.views.items():

@@ -103,7 +103,7 @@ def _report(
 ) -> int:
     summary = report.choose(with_findings(summary), views, levels)
     write_result(rendered(summary, format_, output is not None, color), output, force)
-    return 0 if summary.coverage.get("valid_tokens", 0) else NOTHING_VALID
+    return 0 if summary.comparable else NOTHING_VALID
 
 
 def _refuse_for_saved(path: str, other_settings: bool, selection: object) -> None:

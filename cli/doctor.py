@@ -78,7 +78,7 @@ def command(
     if verbose:
         remark(f"{found.summary.coverage.get('shards', 0)} shards read; runtime {dict(found.summary.runtime)}", quiet)
     write_result(_rendered(found, format_, output, color), output, force)
-    if not found.summary.coverage.get("valid_tokens", 0):
+    if not found.summary.comparable:
         return NOTHING_VALID
     return FOUND if fail_on is not None and found.at_least(fail_on.value) else 0
 

@@ -93,7 +93,7 @@ def command(
         return 0
     result = order(summary.extra["sweep"]["policies"])
     write_result(_rendered(summary, result, by == "step", format_, output is not None, color), output, force)
-    return 0 if summary.coverage.get("valid_tokens", 0) else 1
+    return 0 if summary.comparable else 1
 
 
 def _grid(level: list[str] | None, action: list[str] | None, bounds: list[str] | None) -> list[Any]:
