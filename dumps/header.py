@@ -217,7 +217,7 @@ def _decode(text: bytes, name: str) -> tuple[dict[str, Any], dict[str, str]]:
     except (ValueError, RecursionError) as error:
         raise DumpError(
             name,
-            f"expected a JSON header, found {shown(str(error))}",
+            f"expected a JSON header, found one that cannot be parsed: {shown(str(error))}",
             why,
             "dump this shard again",
             code="header-not-json",

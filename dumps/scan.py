@@ -71,7 +71,7 @@ def scan(
     chosen = check_columns(columns)
     wanted = Steps.parse(steps)
     coverage.check_duplicates_choice(duplicates)
-    root = ", ".join(shown(path, 400) for path in as_list(paths))
+    root = ", ".join(sorted(shown(path, 400) for path in as_list(paths)))  # in whatever order they came
     found = find_files(paths)
     headers = _Headers(chosen, wanted)
     headers.read(found)
@@ -250,9 +250,9 @@ def _nothing(root: str, found: Found) -> DumpError:
 
 
 def together(problems: list[DumpError], total: int, root: str) -> DumpError:
-    """All bad shards in one error; one alone is itself."""
+    """All bad shards in one error; one alone is itself, with the way round it."""
     if len(problems) == 1:
-        return problems[0]
+        return _beside_others(problems[0]) if total > 1 else problems[0]
     codes = {problem.code for problem in problems}
     code = codes.pop() if len(codes) == 1 else "shards-bad"
     lines = [f"{problem.where}: {problem.problem}" for problem in problems[:SHOWN]]
@@ -263,6 +263,9 @@ def together(problems: list[DumpError], total: int, root: str) -> DumpError:
     if code == "column-missing":
         missing = {problem.problem.partition(" missing")[0] for problem in problems}
         head = f"{' and '.join(sorted(missing))} missing in {share} ({100 * len(problems) / total:.3g} %)"
+        for index, problem in enumerate(problems[:SHOWN]):  # what is missing stands in the head: say what is there
+            found = problem.problem.rpartition(", found ")[2]
+            lines[index] = f"{problem.where}: found {found}"
     whys = {problem.why for problem in problems}
     return DumpError(
         root,
@@ -271,6 +274,12 @@ def together(problems: list[DumpError], total: int, root: str) -> DumpError:
         "mend or remove them, or pass --allow-partial to report on the rest",
         code=code,
     )
+
+
+def _beside_others(problem: DumpError) -> DumpError:
+    partial = "--allow-partial reports on the other shards"
+    fix = f"{problem.fix}; {partial}" if problem.fix else partial
+    return DumpError(problem.where, problem.problem, problem.why, fix, code=problem.code)
 
 
 def _column_notes(found: list[tuple[str, Note]], total: int) -> list[Note]:

@@ -87,7 +87,7 @@ def _check_mask(mask: Tensor, end: int, where: str) -> None:
     if mask.dtype.is_floating_point and not bool(torch.isfinite(mask).all()):
         index = int((~torch.isfinite(mask)).nonzero()[0, 0])
         raise DumpError(
-            f"{where}[{index}]", f"expected a finite value >= 0, found {float(mask[index])}", code="mask-not-finite"
+            f"{where}[{index}]", f"expected a finite value >= 0, found {float(mask[index])}", code="mask-value"
         )
     if mask.dtype.is_signed and bool((mask < 0).any()):
         index = int((mask < 0).nonzero()[0, 0])
@@ -96,7 +96,7 @@ def _check_mask(mask: Tensor, end: int, where: str) -> None:
             f"expected a value >= 0, found {float(mask[index]):g}",
             "an integer mask was inverted with ~",
             "use 1 - mask, or a bool mask",
-            code="mask-negative",
+            code="mask-value",
         )
     outside = mask[end:].ne(0) if mask.dtype is not torch.bool else mask[end:]
     if bool(outside.any()):
@@ -106,5 +106,5 @@ def _check_mask(mask: Tensor, end: int, where: str) -> None:
             f"expected 0 past the last sequence bound ({end:,}), found a valid token",
             "cu_seqlens does not cover every token",
             "end it at the last valid token or later",
-            code="valid-outside-sequences",
+            code="valid-outside",
         )

@@ -168,6 +168,17 @@ def test_c112_one_bad_shard_never_hides_the_others(shard, raw, dump):
     assert note.code == "shards-left-out" and "2 of 4" in note.message and "50 %" in note.message
 
 
+def test_one_bad_shard_is_itself_with_the_way_round_it(shard, raw, dump):
+    bad = raw(b"{", name="step_00000003/rank_00000")
+    error = refused("header-not-json", "step_00000003", "cannot be parsed", paths=dump)
+    assert "--allow-partial" not in error.fix
+    grid(shard, [1, 2], [0])
+    error = refused("header-not-json", "step_00000003", paths=dump)
+    assert error.fix.endswith("--allow-partial reports on the other shards")
+    bad.unlink()
+    assert len(scan(dump).shards) == 2
+
+
 def test_at_most_ten_are_named(shard, raw, dump):
     shard("step_1/rank_0", only=FEW)
     for index in range(14):
