@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
-from rollout_is.cli.output import secondary_rank
+from rollout_is.cli.output import drop_stdout, secondary_rank
 from rollout_is.dumps.errors import RolloutIsError, UsageError
 
 # name -> (module, one line of help); the order is that of the help page
@@ -69,8 +69,9 @@ def main(argv: Sequence[str] | None = None, stdout: IO[str] | None = None, stder
         except KeyboardInterrupt:
             _say("interrupted")
             return INTERRUPTED
-        except BrokenPipeError:
-            return _closed_pipe()
+        except BrokenPipeError:  # the reader went away (``| head``): silent
+            drop_stdout()
+            return 0
         except MemoryError:
             _say("error: out of memory\n  why: other processes hold it\n  fix: fewer --workers, or a larger machine")
             return WORK_LOST
@@ -162,15 +163,6 @@ def _unknown(name: str) -> UsageError:
         fix,
         code="unknown-command",
     )
-
-
-def _closed_pipe() -> int:
-    """The reader went away (``| head``): silent. Python must not try to flush the dead pipe again at exit."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
-        os.close(devnull)
-    return 0
 
 
 def _bug(error: Exception) -> int:

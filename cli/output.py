@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -65,8 +66,7 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
     if secondary_rank():
         return
     if output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        _to_stdout(text)
         return
     check_output(output, force)
     temporary = None
@@ -91,6 +91,31 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+
+
+def _to_stdout(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_stdout()
+        raise UsageError(
+            "stdout",
+            f"expected to write {len(text)} characters, found {error.strerror or error}",
+            "the disk that stdout leads to is full, or it was closed",
+            "write to another place with -o FILE",
+            code="output-unwritable",
+        ) from None
+
+
+def drop_stdout() -> None:
+    """Point stdout at nothing: what still stands in its buffer cannot be written, and Python would try again at exit."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
 
 
 def remark(text: str, quiet: bool = False) -> None:

@@ -36,7 +36,7 @@ class Progress:
         self._last = now
         share = min(done / total, 1.0) if total else 0.0
         left = (now - self._started) * (1 - share) / share if share > 0 else 0.0
-        text = f"{share:4.0%} of {total / 1e6:,.0f} million positions, {left:.0f} s left"
+        text = f"{share:4.0%} of {_amount(total)} positions, {left:.0f} s left"
         self._width = max(self._width, len(text))
         sys.stderr.write("\r" + text.ljust(self._width))
         sys.stderr.flush()
@@ -50,6 +50,10 @@ class Progress:
         if self._width:
             sys.stderr.write("\r" + " " * self._width + "\r")
             sys.stderr.flush()
+
+
+def _amount(n: int) -> str:
+    return f"{n:,}" if n < 10_000_000 else f"{n / 1e6:,.0f} million"
 
 
 def _is_tty() -> bool:

@@ -51,10 +51,32 @@ def test_every_command_of_the_table_exists_and_shows_its_help() -> None:
 
 def test_the_options_of_analyze_are_in_its_help() -> None:
     out = run("analyze", "--help")[1]
-    for option in (
-        "--view --level --lower --upper --veto-lower --veto-upper --steps --mask --allow-partial --duplicates --by --top "
-        "--column --format --output --force --device --workers --local --only --quiet --verbose --color --logprobs"
-    ).split():
+    for option in [
+        "--view",
+        "--level",
+        "--lower",
+        "--upper",
+        "--veto-lower",
+        "--veto-upper",
+        "--steps",
+        "--mask",
+        "--allow-partial",
+        "--duplicates",
+        "--by",
+        "--top",
+        "--column",
+        "--format",
+        "--output",
+        "--force",
+        "--device",
+        "--workers",
+        "--local",
+        "--only",
+        "--quiet",
+        "--verbose",
+        "--color",
+        "--logprobs",
+    ]:
         assert f"{option} " in out, option
 
 
@@ -183,9 +205,29 @@ def test_a_closed_pipe_is_silent() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full to play a full disk")
+def test_a_full_disk_behind_stdout_is_no_bug() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rollout_is", "schema"], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"error: stdout\n") and b"No space left" in done.stderr
+    assert len(done.stderr.splitlines()) == 4
+
+
 def test_a_closed_stderr_does_not_change_the_exit_code() -> None:
     command = [sys.executable, "-m", "rollout_is", "analyze", "/nonexistent/dump"]
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=subprocess.PIPE, timeout=60, check=False
     )
     assert done.returncode == 3
+
+
+def test_under_torchrun_rank_0_alone_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, value)
+    assert run("schema") == (0, "", "")
+    assert run("analyze", "x", "--by", "colour") == (2, "", "")
+    monkeypatch.setenv("RANK", "0")
+    assert run("schema")[1] and run("analyze", "x", "--by", "colour")[2]
