@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rollout_is.analysis.engine import Partial
 
 SLICE = 1 << 20
+NONE = -(1 << 62)  # label of what belongs to no group
 
 
 def needed(settings: Settings) -> bool:
@@ -68,15 +69,17 @@ class Groups:
         return total
 
     def _sequence_labels(self, by: str) -> Ints:
-        """int64 [s]: the label of each segment of the unit; -1 for none."""
+        """int64 [s]: the label of each segment of the unit; NONE for none."""
         run = self.run
         unit, edges, shard = run.unit, run.edges, run.shard
         if by == "pack":
             packs = shard.pack_offsets()
             number = np.zeros(run.segments, dtype=np.int64)
             if packs is not None:
-                number = np.searchsorted(packs.numpy(), edges[:-1], side="right") - 1
-            for label in np.unique(number).tolist():
+                # A zero-length segment at the very end starts where the last pack stops.
+                number = np.minimum(np.searchsorted(packs.numpy(), edges[:-1], side="right") - 1, len(packs) - 2)
+            number = np.where(np.diff(edges) > 0, number, -1)  # an empty segment at the very end lies in no pack
+            for label in np.unique(number[number >= 0]).tolist():
                 self.names[by, label] = f"{shard.info.name}:{label}"
             return number
         if by == "group":
@@ -84,9 +87,6 @@ class Groups:
             if column is None:
                 raise _no_column(shard.info.name, "group", "group_ids")
             groups: Ints = column[unit.first : unit.last].to(dtype=_int64()).numpy()
-            for label in np.unique(groups).tolist():
-                step = shard.info.step
-                self.names[by, label] = f"{label}" if step is None else f"{step}/{label}"
             return groups
         # Lengths are counted in valid tokens, which only the mask knows.
         counts = np.zeros(run.segments, dtype=np.int64)
@@ -99,7 +99,7 @@ class Groups:
                 before = np.concatenate(([0], np.cumsum(valid)))
                 ends = np.clip(edges, a, b) - a
                 counts += before[ends[1:]] - before[ends[:-1]]
-        return np.where(counts > 0, power_of_two_bin(counts), -1)
+        return np.where(counts > 0, power_of_two_bin(counts), NONE)
 
     def see(self, half: int, v: int, starts: Ints, sequence: Ints, index: Ints | None, start: int) -> None:
         """The tokens of one half of a block, standing in the engine's workspace."""
@@ -139,7 +139,7 @@ class Groups:
 
         for a, b in zip(cuts, [*cuts[1:], len(label)], strict=True):
             value = int(ordered[a])
-            if value < 0:
+            if value == NONE:
                 continue
             pick = order[a:b]
             n = len(pick)
@@ -159,7 +159,7 @@ class Groups:
         for by in self.by:
             labels = sorted({value for b, value, _ in self.sums if b == by})
             if by in self.labels:
-                labels = sorted(set(labels) | {int(x) for x in np.unique(self.labels[by]) if x >= 0})
+                labels = sorted(set(labels) | {int(x) for x in np.unique(self.labels[by][lengths > 0]) if x != NONE})
             for value in labels:
                 self._finish_label(partial, by, value, lengths)
 
@@ -173,13 +173,12 @@ class Groups:
         whole = by in self.labels
         table = valid.table()
         key = (by, self.names.get((by, value)) or name_of(by, value))
-        step = -1 if run.shard.info.step is None else run.shard.info.step
         column = run.shard.segment_column("group_ids")
         groups = None if column is None else column[unit.first : unit.last].to(dtype=_int64()).numpy()
 
         def facts(nonfinite: Ints, at: Any) -> SequenceFacts:
             return SequenceFacts(
-                nonfinite[at], run.facts_low[at], run.facts_high[at], None if groups is None else groups[at], step
+                nonfinite[at], run.facts_low[at], run.facts_high[at], None if groups is None else groups[at]
             )
 
         def row(population: Population, at: Any, joined: Any, nonfinite: Ints) -> Row:
