@@ -15,6 +15,7 @@ from rollout_is.dumps.shard import ShardInfo
 from rollout_is.dumps.text import listing
 
 SHOWN = 10
+_LINE = "\n    "  # lists in an error stand below one another, in a note on one line
 
 
 def check_duplicates_choice(choice: str | None) -> None:
@@ -48,11 +49,11 @@ def settle_duplicates(shards: list[ShardInfo], choice: str | None) -> tuple[list
         f"step {step}, {f'rank {rank}' if isinstance(rank, int) else 'rank unknown'}: {listing([s.name for s in group], 4)}"
         for (step, rank), group in sorted(doubled.items(), key=lambda item: (item[0][0], str(item[0][1]).zfill(20)))
     ]
-    shown = "; ".join(lines[:SHOWN]) + (f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else "")
+    shown = _some(lines, "; ")
     if choice is None:
         raise DumpError(
             f"{len(doubled)} (step, rank) pair{'s' * (len(doubled) > 1)}",
-            f"expected one shard for each step and rank, found several: {shown}",
+            f"expected one shard for each step and rank, found several:{_some(lines, _LINE, _LINE)}",
             "a resumed run wrote into the folder of the first attempt",
             "--duplicates newest keeps the last written, --duplicates all keeps every one",
             code="duplicate-shards",
@@ -111,12 +112,11 @@ def missing_ranks(shards: Sequence[ShardInfo], bad: Sequence[Place], root: str, 
             )
     if not lines:
         return []
-    text = "; ".join(lines[:SHOWN]) + (f"; and {len(lines) - SHOWN} more steps" if len(lines) > SHOWN else "")
     if allow_partial:
-        return [Note("ranks-missing", "warning", "", f"ranks are missing: {text}")]
+        return [Note("ranks-missing", "warning", "", f"ranks are missing: {_some(lines, '; ')}")]
     raise DumpError(
         root,
-        f"expected a shard of every rank at every step, found {text}",
+        f"expected a shard of every rank at every step, found{_some(lines, _LINE, _LINE)}",
         "a rank died, its file was not copied, or the run is still writing",
         "wait or copy the rest, or pass --allow-partial to report on what is there",
         code="ranks-missing",
@@ -140,3 +140,8 @@ def missing_steps(shards: Sequence[ShardInfo]) -> list[Note]:
         f"{len(wide)} gap{'s' * (len(wide) > 1)} in steps {steps[0]} to {steps[-1]} ({every}): nothing between {shown}"
     )
     return [Note("steps-missing", "notice", "", message)]
+
+
+def _some(lines: list[str], between: str, before: str = "") -> str:
+    more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+    return before + between.join(lines[:SHOWN] + more)

@@ -26,6 +26,7 @@ class Found:
         foreign: paths given (or matched) that hold no shard of ours: for the readers of foreign formats.
         problems: folders and links that could not be followed.
         temporary: how many unfinished files were passed over.
+        passed_over: files of other kinds that a pattern matched beside shards.
         marked, unmarked: folders of shards with and without a marker of completeness, which some trainers leave.
     """
 
@@ -33,6 +34,7 @@ class Found:
     foreign: list[str] = field(default_factory=list)
     problems: list[DumpError] = field(default_factory=list)
     temporary: int = 0
+    passed_over: list[str] = field(default_factory=list)
     marked: list[str] = field(default_factory=list)
     unmarked: list[str] = field(default_factory=list)
 
@@ -56,10 +58,10 @@ def find_files(paths: Paths) -> Found:
     if not given:
         raise DumpError("paths", "expected at least one path, found none", code="path-missing")
     found = Found()
+    others: list[str] = []
     seen_folders: set[tuple[int, int]] = set()
     for path in given:
         for match, is_glob in _expand(path):
-            label = path if is_glob else match
             base = "" if len(given) == 1 and not is_glob else match
             if os.path.isdir(match):
                 before = len(found.files) + len(found.problems)
@@ -71,8 +73,15 @@ def find_files(paths: Paths) -> Found:
             elif match.endswith(SUFFIX):
                 name = base or os.path.basename(match)
                 found.files.append((match, shown(name, 400), os.path.dirname(os.path.abspath(match))))
-            elif not is_glob or not label.endswith(SUFFIX):
+            elif is_glob:
+                others.append(match)
+            else:
                 found.foreign.append(match)
+    # A pattern that matches shards and other things (notes, JSON) means the shards, as a folder does.
+    if found.files or found.problems:
+        found.passed_over = others
+    else:
+        found.foreign += others
     found.files.sort(key=lambda file: file[1])
     return found
 
@@ -91,7 +100,7 @@ def _expand(path: str) -> list[tuple[str, bool]]:
             code="path-missing",
         )
     raise DumpError(
-        shown(path, 400),
+        shown(path, 400) or "''",
         "expected a folder, a file or a glob, found nothing of that name",
         "the path is misspelt, or the disk is not mounted",
         "check the path",

@@ -77,9 +77,9 @@ def scan(
     headers.read(found)
     if not (headers.shards or headers.problems or headers.filtered or headers.unknown_steps):
         raise _nothing(root, found)
-    shards, notes = coverage.settle_duplicates(headers.shards, duplicates)
     if not allow_partial and headers.problems:
         raise together(headers.problems, len(headers.shards) + len(headers.problems), root)
+    shards, notes = coverage.settle_duplicates(headers.shards, duplicates)
     if not shards:
         if headers.problems:
             raise together(headers.problems, len(headers.problems), root)
@@ -98,6 +98,9 @@ def scan(
             f"{found.temporary} hidden or temporary file{'s' * (found.temporary > 1)} passed over: still being written?"
         )
         notes.append(Note("temporary-files", "info", "", message))
+    if found.passed_over:
+        message = f"files of another kind beside the shards, passed over: {listing(sorted(found.passed_over), SHOWN)}"
+        notes.append(Note("files-passed-over", "info", "", message))
     if found.marked and found.unmarked:
         message = f"folders without the marker of completeness that others have: {listing(sorted(found.unmarked), SHOWN)}; still being written?"
         notes.append(Note("folders-unmarked", "warning", "", message))

@@ -43,7 +43,7 @@ def what_is_it(first: bytes) -> tuple[str, str, str, str] | None:
     if len(head) == 8 and all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in head):
         return (
             f"text beginning {first[:24].decode('ascii', 'replace')!r}",
-            "another kind of file has the name .safetensors",
+            "this is another kind of file, whatever its name",
             "give rollout-is the dump, not this file",
             "file-is-text",
         )

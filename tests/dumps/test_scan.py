@@ -65,6 +65,16 @@ def test_file_glob_and_list(shard, dump):
     assert [info.step for info in scan(str(dump / "*.safetensors")).shards] == [1, 2]
     assert [info.step for info in scan([second, first]).shards] == [1, 2]
     assert [info.step for info in scan(str(dump.parent / "*")).shards] == [1, 2]
+    assert [info.step for info in scan(str(dump / "step_[12]*")).shards] == [1, 2]
+
+
+def test_a_pattern_that_matches_other_files_too_means_the_shards(shard, dump):
+    shard("step_1_rank_0", only=FEW)
+    (dump / "truth.json").write_text("{}")
+    found = scan(str(dump / "*"))
+    assert len(found.shards) == 1 and codes(found) == ["files-passed-over"] and "truth.json" in found.notes[0].message
+    assert scan(dump).notes == ()
+    refused("file-too-small", "truth.json", paths=[dump, dump / "truth.json"])
 
 
 def test_a_folder_that_is_named_like_a_shard(shard, dump):
@@ -96,6 +106,7 @@ def test_nothing_there(tmp_path):
     refused("path-missing", "nope", paths=tmp_path / "nope")
     refused("path-missing", "matches nothing", paths=str(tmp_path / "*.safetensors"))
     refused("path-missing", paths=[])
+    refused("path-missing", "''", paths="")
     refused("path-missing", paths="a\0b")
     refused("no-shards", "found none", paths=tmp_path)
 

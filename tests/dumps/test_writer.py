@@ -88,6 +88,11 @@ def test_writes_what_safetensors_reads(tmp_path):
     assert writer.stats.written == 1 and writer.stats.bytes == path.stat().st_size
 
 
+def test_a_trainer_may_import_it_from_the_room():
+    program = "import sys; from rollout_is.dumps import DumpWriter; DumpWriter('x'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_scan_finds_what_was_written(tmp_path):
     for rank in range(2):
         with DumpWriter(tmp_path, rank=rank, world_size=2) as writer:
