@@ -148,11 +148,15 @@ def _join_fragments(rows: list[Row], settings: Settings) -> list[Row]:
             sum((f.facts.infinite_low for f in own), np.zeros(1, dtype=np.int64)),
             sum((f.facts.infinite_high for f in own), np.zeros(1, dtype=np.int64)),
             own[0].facts.groups,
-            own[0].facts.step,
         )
         if sums[0, 0] == 0 and facts.nonfinite[0] == 0:
             continue
-        scaled = tuple(np.concatenate([f.scaled[i] for f in own]) for i in range(4))
+        scaled = (
+            np.concatenate([f.scaled[0] for f in own]),
+            np.concatenate([f.scaled[1] for f in own]),
+            np.concatenate([f.scaled[2] for f in own]),
+            np.concatenate([f.scaled[3] for f in own]),
+        )
         shift = own[0].shift
         with np.errstate(all="ignore"):
             sequence = sequence_row(

@@ -35,16 +35,14 @@ class ClusterRow:
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Sums by ``group_ids`` in one unit: groups may go on in other units of the same step.
+    """Sums by ``group_ids`` in one unit: a group may go on in other units, ranks and steps.
 
     Attributes:
-        step: -1 when unknown; groups of different steps are different clusters.
         ids: int64 [g].
         n: float64 [g] tokens (or sequences).
         sums: float64 [Q, g].
     """
 
-    step: int
     ids: Ints
     n: Floats
     sums: Floats
@@ -64,31 +62,27 @@ def row_of(sums: Floats, n: Floats) -> ClusterRow:
     )
 
 
-def fold_groups(step: int, ids: Ints, sums: Floats, n: Floats) -> GroupTable:
+def fold_groups(ids: Ints, sums: Floats, n: Floats) -> GroupTable:
     """Totals by group of per-sequence sums."""
     unique, inverse = np.unique(ids, return_inverse=True)
     out = np.zeros((len(sums), len(unique)))
     for q in range(len(sums)):
         out[q] = np.bincount(inverse, weights=sums[q], minlength=len(unique))
-    return GroupTable(step, unique, np.bincount(inverse, weights=n, minlength=len(unique)), out)
+    sizes: Floats = np.bincount(inverse, weights=n, minlength=len(unique)).astype(np.float64)
+    return GroupTable(unique, sizes, out)
 
 
 def rows_of_groups(tables: Iterable[GroupTable]) -> list[ClusterRow]:
-    """Join the tables of each step (they must come in unit order: the sums of a split group depend on it)."""
-    by_step: dict[int, list[GroupTable]] = {}
-    for table in tables:
-        by_step.setdefault(table.step, []).append(table)
-    rows = []
-    for step in sorted(by_step):
-        parts = by_step[step]
-        joined = fold_groups(
-            step,
-            np.concatenate([p.ids for p in parts]),
-            np.concatenate([p.sums for p in parts], axis=1),
-            np.concatenate([p.n for p in parts]),
-        )
-        rows.append(row_of(joined.sums, joined.n))
-    return rows
+    """Join the tables of all units (they must come in unit order: the sums of a split group depend on it)."""
+    parts = list(tables)
+    if not parts:
+        return []
+    joined = fold_groups(
+        np.concatenate([p.ids for p in parts]),
+        np.concatenate([p.sums for p in parts], axis=1),
+        np.concatenate([p.n for p in parts]),
+    )
+    return [row_of(joined.sums, joined.n)]
 
 
 def standard_error(rows: Iterable[ClusterRow], quantity: int, mean: float, total: float) -> float | None:

@@ -71,6 +71,12 @@ def data_notes(
             f"mask has values {{0, 1, {values}}}, treated as on/off ({sum(observed.mask_values.values()):,} positions "
             "are neither 0 nor 1)",
         )  # fmt: skip
+    for role, differs in sorted(observed.mask_differs.items()):
+        if not differs:
+            note(
+                "masks-identical", "notice", role,
+                f"{role} is identical to {mask} at every position: before and after it are the same figures",
+            )  # fmt: skip
     _resolution(observed, shards, mean_abs, note)
     if observed.masked_fill:
         top = sorted(observed.masked_fill.items(), key=lambda kv: (-kv[1], kv[0]))[:5]

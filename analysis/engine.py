@@ -141,6 +141,9 @@ class _UnitRun:
             [(unit.id.shard, s) in engine.skip for s in range(unit.first, unit.last)] if engine.skip else [], dtype=bool
         )
         self.tokens = WorstTokens(settings.top) if settings.top else None
+        self.other_masks = sorted(
+            r for r in shard.info.columns if r.startswith("mask.") and r != f"mask.{settings.mask}"
+        )
         shift = self._pilot(int(offsets[unit.first]))
         self.populations = [Sums(engine.bounds, shift, engine.mismatch) for _ in range(2)]  # masked-out, valid
         self.groups = grouped.Groups.of(self, shift) if engine.work2 is not None else None
@@ -178,6 +181,10 @@ class _UnitRun:
         valid, others = valid_of(shard.read("mask", start, stop), shard.info, start)
         for value, count in others.items():
             self.observed.mask_values[value] += count
+        for role in self.other_masks:
+            if not self.observed.mask_differs.get(role):
+                other, _ = valid_of(shard.read(role, start, stop), shard.info, start, role)
+                self.observed.mask_differs[role] = not np.array_equal(other, valid)
         # Pieces of the block in natural order: where its segments start, and which they are.
         first = int(np.searchsorted(self.edges, start, side="right")) - 1
         last = int(np.searchsorted(self.edges, stop, side="left"))
@@ -356,15 +363,11 @@ class _UnitRun:
             group_ids = groups_column[unit.first : unit.last].to(dtype=_int64()).numpy()
         valid_table = self.populations[1].table().spread(self.segments)
         hidden_table = self.populations[0].table().spread(self.segments)
-        step = self.shard.info.step
-        step = -1 if step is None else step
-        facts = SequenceFacts(self.nonfinite[1], self.facts_low, self.facts_high, group_ids, step)
+        facts = SequenceFacts(self.nonfinite[1], self.facts_low, self.facts_high, group_ids)
         masked = self._row(Population([self.populations[1]]), valid_table, facts, self.valid > 0)
         unmasked: Row | None = None
         if self.populations[0].pieces or self.nonfinite[0].any():
-            both = SequenceFacts(
-                self.nonfinite[0] + self.nonfinite[1], self.facts_low, self.facts_high, group_ids, step
-            )
+            both = SequenceFacts(self.nonfinite[0] + self.nonfinite[1], self.facts_low, self.facts_high, group_ids)
             population = Population([self.populations[1], self.populations[0]])
             unmasked = self._row(population, valid_table.plus(hidden_table), both, lengths > 0)
         partial = Partial(
@@ -452,7 +455,7 @@ class _UnitRun:
 
 def _take_facts(facts: SequenceFacts, keep: Any) -> SequenceFacts:
     groups = None if facts.groups is None else facts.groups[keep]
-    return SequenceFacts(facts.nonfinite[keep], facts.infinite_low[keep], facts.infinite_high[keep], groups, facts.step)
+    return SequenceFacts(facts.nonfinite[keep], facts.infinite_low[keep], facts.infinite_high[keep], groups)
 
 
 def _tensor(values: Floats) -> Tensor:

@@ -53,6 +53,7 @@ class Observations:
     nonfinite_masked: int = 0
     nonfinite_places: list[tuple[int, int, float, float]] = field(default_factory=list)  # shard, position, t, r
     mask_values: Counter[float] = field(default_factory=Counter)
+    mask_differs: dict[str, bool] = field(default_factory=dict)  # further mask -> differs from the one in use
     masked_fill: Counter[str] = field(default_factory=Counter)  # constants seen under the mask, as text
 
     def add(self, other: Observations) -> None:
@@ -62,6 +63,8 @@ class Observations:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.nonfinite_places = sorted(self.nonfinite_places + other.nonfinite_places, key=lambda p: p[:2])[:KEPT]
         self.mask_values.update(other.mask_values)
+        for role, differs in other.mask_differs.items():
+            self.mask_differs[role] = self.mask_differs.get(role, False) or differs
         self.masked_fill.update(other.masked_fill)
 
     def see_valid(self, train: Floats, rollout: Floats) -> None:

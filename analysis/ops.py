@@ -6,6 +6,7 @@ accelerator they are float64 torch tensors reduced by the deterministic ``segmen
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,11 +45,14 @@ class Ops(Protocol):
 
 def _numpy_exp_is_vectorised() -> bool:
     # numpy's exp and expm1 run on AVX-512 kernels where the CPU has them and are an order slower elsewhere, where torch's win.
-    try:
-        from numpy._core._multiarray_umath import __cpu_features__ as features
-    except ImportError:  # numpy 1.x keeps it elsewhere
-        from numpy.core._multiarray_umath import __cpu_features__ as features
-    return bool(features.get("AVX512_SKX", False))
+    # numpy says so only in a private module, whose name changed with numpy 2.
+    for module in ("numpy._core._multiarray_umath", "numpy.core._multiarray_umath"):
+        try:
+            features = import_module(module).__cpu_features__
+        except (ImportError, AttributeError):
+            continue
+        return bool(features.get("AVX512_SKX", False))
+    return False
 
 
 class CpuOps:

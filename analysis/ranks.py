@@ -132,7 +132,7 @@ def _scan(
         ranks.agree(met)
     ordered = sorted(shards.items(), key=lambda item: (item[1].sort_key, item[0]))
     mine = {i for i, (key, _) in enumerate(ordered) if key[0] == ranks.launch.node}
-    notes = sorted({n for _, other, _ in found if other is not None for n in other.notes if n.code != "missing-ranks"})
+    notes = sorted({n for _, other, _ in found if other is not None for n in other.notes if n.code != "ranks-missing"})
     problems = tuple(p for _, other, _ in found if other is not None for p in other.problems)
     root = next(other.root for _, other, _ in found if other is not None)
     return Scan(tuple(info for _, info in ordered), problems, tuple(notes), root), mine

@@ -90,14 +90,12 @@ class SequenceFacts:
         nonfinite: int64 [s] valid tokens left out of the sums.
         infinite_low, infinite_high: int64 [s] of them, d = -inf and +inf.
         groups: int64 [s] group ids, or None.
-        step: for the group clusters; -1 when unknown.
     """
 
     nonfinite: Ints
     infinite_low: Ints
     infinite_high: Ints
     groups: Ints | None
-    step: int
 
 
 @dataclass(frozen=True)
@@ -235,7 +233,7 @@ def _cluster(matrix: Floats, n: Floats, facts: SequenceFacts, keep: Floats | Non
     if facts.groups is None:
         return clusters.row_of(matrix, n)
     groups = facts.groups if keep is None else facts.groups[keep]
-    return clusters.fold_groups(facts.step, groups, matrix, n)
+    return clusters.fold_groups(groups, matrix, n)
 
 
 def sequence_row(

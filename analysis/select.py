@@ -55,7 +55,7 @@ def fold32(source: Tensor) -> Any:
     return raw if raw.dtype == np.int32 else raw.astype(np.int32)
 
 
-def valid_of(mask: Tensor, info: ShardInfo, start: int) -> tuple[Any, dict[float, int]]:
+def valid_of(mask: Tensor, info: ShardInfo, start: int, role: str = "mask") -> tuple[Any, dict[float, int]]:
     """The mask of a block as bool [n], and the values in it other than 0 and 1 with their counts.
 
     Raises:
@@ -79,7 +79,7 @@ def valid_of(mask: Tensor, info: ShardInfo, start: int) -> tuple[Any, dict[float
     if not (low >= 0 and high < np.inf):
         bad = int(np.flatnonzero(~((values >= 0) & (values < np.inf)))[0])
         raise DumpError(
-            f"{info.name}: {info.columns.get('mask', 'mask')}[{start + bad}]",
+            f"{info.name}: {info.columns.get(role, role)}[{start + bad}]",
             f"expected a mask value that is finite and >= 0, found {values[bad]}",
             "~mask on an integer mask gives -1 and -2; a padded mask may hold NaN",
             "store the mask as bool, or as 0 and 1",

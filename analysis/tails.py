@@ -32,9 +32,9 @@ class Tails:
             if row.sequence is not None and row.sequence.pareto is not None:
                 state.merge(row.sequence.pareto)
         for pair in partial.rows.values():
-            for row in pair:
-                if row is not None and row.sequence is not None:
-                    _cut(row, row.sequence)
+            for kept in pair:
+                if kept is not None and kept.sequence is not None:
+                    _cut(kept, kept.sequence)
 
 
 def _cut(row: Row, sequence: SequenceRow) -> None:
