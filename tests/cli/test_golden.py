@@ -33,7 +33,6 @@ SCREENS = {
     "inspect_tiny_lm": ["inspect", "sample_dumps/tiny_lm"],
     "inspect_lengths_differ": ["inspect", "sample_dumps/broken/lengths_differ"],
     "inspect_duplicate_rank": ["inspect", "sample_dumps/broken/duplicate_rank"],
-    "explain": ["explain"],
     "explain_seq_min": ["explain", "seq_min"],
     "explain_masked_mean": ["explain", "masked.token.rollout_is_mean"],
     "explain_note": ["explain", "constant-value", "padding.counted_as_sequences"],
