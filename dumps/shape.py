@@ -98,9 +98,11 @@ def _check_mask(mask: Tensor, end: int, where: str) -> None:
             "use 1 - mask, or a bool mask",
             code="mask-value",
         )
-    outside = mask[end:].ne(0) if mask.dtype is not torch.bool else mask[end:]
-    if bool(outside.any()):
-        index = end + int(outside.nonzero()[0, 0])
+    # numpy, as older torch cannot compare its unsigned dtypes; bfloat16 is the one that numpy lacks
+    tail = mask[end:].float() if mask.dtype is torch.bfloat16 else mask[end:]
+    outside = tail.numpy() != 0
+    if outside.any():
+        index = end + int(outside.argmax())
         raise DumpError(
             f"{where}[{index}]",
             f"expected 0 past the last sequence bound ({end:,}), found a valid token",
