@@ -135,6 +135,21 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "no mask from before rejection was dumped",
         "dump mask.pre_rejection",
     ),
+    "profile-error": (
+        "the trainer's own code would have failed on this dump",
+        "an empty batch, a bound that it refuses, a shape that it does not take",
+        "read the sentence; there is no logged figure to compare with",
+    ),
+    "audit-unknown": (
+        "the shards carry logged metrics that the chosen profile does not compute",
+        "another trainer, another version, or metrics of another kind",
+        "choose the profile that logged them with --as NAME",
+    ),
+    "files-passed-over": (
+        "files that are no shards were passed over",
+        "logs and configurations stand beside them",
+        "nothing",
+    ),
     "duplicates-kept": (
         "several shards for one (step, rank), all kept",
         "a resumed run wrote into the folder of the first attempt",
