@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rollout_is.analysis.compare.saved import is_saved, read_saved
+from rollout_is.analysis.compare.saved import read_saved
 from rollout_is.analysis.gate.baseline import DEFAULT_MARGIN, baseline_limits
 from rollout_is.analysis.gate.builtin import with_builtin
 from rollout_is.analysis.gate.config import GateConfig, find_config, load_config
@@ -127,7 +127,7 @@ def _baseline(option: Path | None, config: GateConfig) -> Summary | None:
     path = str(option) if option is not None else config.baseline
     if path is None:
         return None
-    if Path(path).is_dir() or (Path(path).is_file() and not is_saved(path)):
+    if Path(path).is_dir() or Path(path).suffix == ".safetensors":
         raise UsageError(
             f"--baseline {path}",
             "expected a saved summary, found a dump",

@@ -13,7 +13,7 @@ import typer
 from rollout_is.analysis.catalog import catalog, lookup
 from rollout_is.analysis.compare.result import Comparison
 from rollout_is.analysis.compare.rows import ALPHA, HEADLINE
-from rollout_is.analysis.compare.runs import PairTests, Side, compare_runs, refuse_differences
+from rollout_is.analysis.compare.runs import SERIES, PairTests, Side, compare_runs, refuse_differences
 from rollout_is.analysis.compare.saved import is_saved
 from rollout_is.analysis.compare.steps import BLOCK
 from rollout_is.analysis.compare.views import compare_views
@@ -262,7 +262,7 @@ def _passes(
     labels = [f"{a} | {b}" for a, b in pairs]
     chosen = [replace(settings, train=a, rollout=b) for a, b in pairs]
     expected = {f"{part}.{key}" for part in ("settings", "columns", "dtypes") for key in ("train", "rollout")}
-    comparison, loaded = _same_dump(path, labels, chosen, loader, view, PASS_PATHS, alpha, block, expected)
+    comparison, loaded = _same_dump(path, labels, chosen, loader, view, PASS_PATHS, alpha, block, expected, ())
     summaries = {pair: one.summary for pair, one in zip(pairs, loaded, strict=True)}
     verdict, extra = judge(summaries)
     return replace(comparison, kind="logprobs", verdict=verdict, extra=extra)
@@ -278,6 +278,7 @@ def _same_dump(
     alpha: float,
     block: int,
     expected: set[str],
+    series: Sequence[str] = SERIES,
 ) -> tuple[Comparison, list[Loaded]]:
     """Several analyses of one dump, tested pair by pair: every sequence is on both sides."""
     if is_saved(path):
@@ -291,7 +292,9 @@ def _same_dump(
     loaded = [loader.with_sequences(path, settings) for settings in chosen]
     sides = [Side(label, one.summary) for label, one in zip(labels, loaded, strict=True)]
     tests = _tests(labels, loaded, view, same_dump=True)
-    comparison = compare_runs(sides, view=view, paths=paths, tests=tests, alpha=alpha, block=block, expected=expected)
+    comparison = compare_runs(
+        sides, view=view, paths=paths, series=series, tests=tests, alpha=alpha, block=block, expected=expected
+    )
     return _with_overlays(comparison, loaded), loaded
 
 

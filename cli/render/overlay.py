@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rollout_is.analysis.compare.overlay import Overlay
 from rollout_is.cli.render.table import Column, Table, cell
+
+if TYPE_CHECKING:
+    from rollout_is.analysis.compare.overlay import Overlay
 
 _MARKS, _ASCII_MARKS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 _TICKS = ((-10.0, "-10"), (-1.0, "-1"), (-0.1, "-.1"), (0.0, "0"), (0.1, ".1"), (1.0, "1"), (10.0, "10"))
