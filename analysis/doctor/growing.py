@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints
-from rollout_is.analysis.doctor.state import State, count, places, totals
+from rollout_is.analysis.doctor.state import State, count, counts, places, totals
 from rollout_is.analysis.doctor.verdict import Draft, Scene, find_scope, plural, sig
 from rollout_is.analysis.doctor.window import Window
 
 STEPS = (0, -1, 1)  # growth per sequence: rollout index = position + step * (sequences before it in the pack)
 CAP = 3.0  # one missing value must not decide
-FIT = 0.4
-MIN_TOKENS = 16
+FIT = 0.6  # undoing the growth leaves less than this of mean |d| ...
+VOTES = 0.8  # ... and brings this share of the tokens nearer, of those that it moves by more than TELLING
+TELLING = 0.03
+MIN_TOKENS = 12
 SUSPICIOUS = 0.05  # mean |d| below which nothing needs an offset to explain it
 
 
@@ -27,11 +29,14 @@ class Growing(State):
 
     Attributes:
         distance: sum of min(|difference|, CAP) for each of STEPS.
+        votes, nearer: for each of STEPS tokens that it moves, and those that it brings nearer.
         compared: tokens compared, the same for all of STEPS; seen: tokens looked at.
         sequences: pieces compared.
     """
 
     distance: Floats = totals(len(STEPS))
+    votes: Ints = counts(len(STEPS))
+    nearer: Ints = counts(len(STEPS))
     compared: int = count()
     seen: int = count()
     sequences: int = count()
@@ -55,10 +60,14 @@ class Growing(State):
         index = np.flatnonzero(reachable)
         if not len(index):
             return
+        stored = np.minimum(window.abs_d[index], CAP)
         for s, step in enumerate(STEPS):
             with np.errstate(invalid="ignore"):
                 apart = np.abs(window.t[index] - raw[at[index] + step * j[index]])
-            self.distance[s] += float(np.minimum(np.nan_to_num(apart, nan=CAP), CAP).sum())
+            apart = np.minimum(np.nan_to_num(apart, nan=CAP), CAP)
+            self.distance[s] += float(apart.sum())
+            self.votes[s] += int(np.count_nonzero(np.abs(apart - stored) > TELLING))
+            self.nearer[s] += int(np.count_nonzero(apart < stored - TELLING))
         self.compared += len(index)
         self.sequences += len(np.unique(window.piece[index]))
         if len(self.places) < 3:
@@ -66,7 +75,13 @@ class Growing(State):
 
 
 def _fires(s: Growing) -> bool:
-    return s.compared >= MIN_TOKENS and s.sequences >= 2 and float(s.distance[1:].min()) < FIT * float(s.distance[0])
+    best = 1 + int(s.distance[1:].argmin())
+    return bool(
+        s.sequences >= 2
+        and s.votes[best] >= MIN_TOKENS
+        and s.distance[best] < FIT * s.distance[0]
+        and s.nearer[best] >= VOTES * s.votes[best]
+    )
 
 
 def judge(scene: Scene) -> list[Draft]:

@@ -29,11 +29,13 @@ class Periodic(State):
         at: shard name -> int64 [m, 3] positions of outliers in the three FRAMES.
         seen: histogram of |d| of sampled tokens.
         dropped: outliers beyond KEPT a unit.
+        at_edge: int64 [2] outliers; those of them at a first or last valid token (another fault, of another name).
     """
 
     at: dict[str, Any] = table()
     seen: Ints = counts(MAGNITUDES)
     dropped: Ints = counts(1)
+    at_edge: Ints = counts(2)
     places: list[dict[str, Any]] = places()
 
     def look(self, window: Window) -> None:
@@ -47,6 +49,10 @@ class Periodic(State):
             return
         piece = window.piece[index]
         where = window.where[index]
+        edge = (index == window.starts[piece]) & window.begins[piece] | (
+            index == window.stops[piece] - 1
+        ) & window.ends[piece]
+        self.at_edge += [len(index), int(np.count_nonzero(edge))]
         found = np.stack([where, where - pack_offset[piece], where - window.offset[piece]], axis=1)
         have = sum(len(x) for x in self.at.values())
         kept = found[: max(0, KEPT - have)]
@@ -109,7 +115,7 @@ def judge(scene: Scene) -> list[Draft]:
     groups = [x.rows for x in s.at.values()]
     outliers = sum(len(g) for g in groups)
     n = int(s.seen.sum())
-    if outliers < MIN_OUTLIERS or not n:
+    if outliers < MIN_OUTLIERS or not n or int(s.at_edge[1]) > 0.5 * int(s.at_edge[0]):
         return []
     median = quantile(s.seen, 0.5)
     if median > OUTLIER / 10:  # then |d| > 1 is not an outlier

@@ -14,12 +14,13 @@ from rollout_is.analysis.doctor.window import Bools, Window
 
 SIDES = ("rollout", "train")
 FILLS = (0.0, 1.0, -1.0, -100.0, -9999.0, -1e4, -1e9, -1e10)
-APART = (
-    1.0  # nats: a value is fake where the other side is further off than this; engines' exact 0.0 for p = 1 never are
-)
+APART = 1.0  # nats: a 0.0 is contradicted where the other side is further off; engines' honest 0.0 is not
+APART_OTHER = 0.5  # nats, for other values: bf16 repeats values honestly, near the other side
 MIN_FAKE = 3
-FAKE_SHARE = 0.05  # of the tokens with that value, for 0.0, which engines return honestly
-FAKE_SHARE_OTHER = 0.5  # for other values: bf16 repeats values honestly, near the other side
+FAKE_SHARE = 0.02  # contradicted share of the tokens with 0.0, which engines return honestly
+FAKE_SHARE_OTHER = 0.3  # for other values
+LIFT = 3.0  # a fill is contradicted more often than other tokens are; garbage on the other side contradicts all alike
+EXCESS = 1.5  # or it stands more often on its side than on the other, where honest zeros are as frequent
 REPEATS = 8  # equal values in a sample of 512 that make a value suspicious
 LONG_RUN = 4  # tokens: a run this long inside a sequence looks like a span, a shorter one like a stray
 WHERE = ("whole", "start", "last", "tail", "span", "stray")
@@ -39,12 +40,14 @@ class Fill(State):
 
     Attributes:
         equal, fake: tokens that have it; those of them where the other side is APART.
+        there: tokens where the other side has that value.
         by_place: int64 [len(WHERE)] tokens of runs that hold a fake, by where the run lies.
         sequences: pieces with such a run.
     """
 
     equal: Ints = counts(1)
     fake: Ints = counts(1)
+    there: Ints = counts(1)
     by_place: Ints = counts(len(WHERE))
     sequences: Ints = counts(1)
     places: list[dict[str, Any]] = places()
@@ -56,13 +59,12 @@ class Placeholder(State):
 
     Attributes:
         fills: (side, value) -> Fill.
-        seen: tokens of the blocks in which some fill was looked for.
-        distinct: int64 [2] sampled blocks in which a side is not one constant.
+        seen: tokens of the blocks in which some fill was looked for; apart: those of them with |d| > APART.
     """
 
     fills: dict[tuple[int, float], Fill] = table()
     seen: Ints = counts(1)
-    sequences_seen: Ints = counts(1)
+    apart: Ints = counts(1)
 
     def look(self, window: Window, sampled: bool) -> Bools:
         """Take in a window; returns bool [v], the tokens that are placeholders.
@@ -72,7 +74,7 @@ class Placeholder(State):
         """
         bad = np.zeros(window.n, np.bool_)
         self.seen[0] += window.n
-        self.sequences_seen[0] += len(window.starts)
+        self.apart[0] += int(np.count_nonzero(window.abs_d > APART))
         for side, (x, other) in enumerate(((window.r, window.t), (window.t, window.r))):
             for value in candidates(x) if sampled else (0.0,):
                 equal = x == value
@@ -83,7 +85,8 @@ class Placeholder(State):
 
     def _fill(self, window: Window, side: int, value: float, equal: Bools, other: Floats) -> Bools:
         fill = self.fills.setdefault((side, value), Fill())
-        fake = equal & (np.abs(other - value) > APART)
+        fake = equal & (np.abs(other - value) > (APART if value == 0.0 else APART_OTHER))
+        fill.there[0] += int(np.count_nonzero(other == value))
         fill.equal[0] += int(np.count_nonzero(equal))
         n_fake = int(np.count_nonzero(fake))
         fill.fake[0] += n_fake
@@ -111,7 +114,7 @@ class Placeholder(State):
         out = np.zeros(window.n, np.bool_)
         out[index[np.repeat(bogus, length)]] = True
         # with several fakes about, that value cannot be trusted anywhere in the block
-        return equal if n_fake >= MIN_FAKE and _convicted(value, int(fill.equal[0]), int(fill.fake[0])) else out
+        return equal if n_fake >= MIN_FAKE and _convicted(value, fill, self) else out
 
 
 def candidates(x: Floats) -> list[float]:
@@ -125,8 +128,14 @@ def candidates(x: Floats) -> list[float]:
     return list(dict.fromkeys([*known, *(float(v) for v in often)]))[:16]
 
 
-def _convicted(value: float, equal: int, fake: int) -> bool:
-    return fake >= MIN_FAKE and fake >= (FAKE_SHARE if value == 0.0 else FAKE_SHARE_OTHER) * equal
+def _convicted(value: float, fill: Fill, whole: Placeholder) -> bool:
+    """Whether the value is a fill: contradicted often, and not only as often as any token is."""
+    equal, fake, there = int(fill.equal[0]), int(fill.fake[0]), int(fill.there[0])
+    if fake < MIN_FAKE or fake < (FAKE_SHARE if value == 0.0 else FAKE_SHARE_OTHER) * equal:
+        return False
+    others, apart = int(whole.seen[0]) - equal, int(whole.apart[0]) - fake
+    lifted = bool(fake * max(others, 1) > LIFT * max(apart, 0) * equal)
+    return lifted or equal > EXCESS * there + MIN_FAKE
 
 
 def judge(scene: Scene) -> list[Draft]:
@@ -134,7 +143,7 @@ def judge(scene: Scene) -> list[Draft]:
     pool = scene.pooled(Placeholder)
     drafts = []
     for (side, value), fill in sorted(pool.fills.items()):
-        if not _convicted(value, int(fill.equal[0]), int(fill.fake[0])):
+        if not _convicted(value, fill, pool):
             continue
         key = (side, value)
         ranks = tuple(r for r in scene.ranks if _has(scene.pooled(Placeholder, ranks=[r]), key))

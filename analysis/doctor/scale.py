@@ -15,6 +15,7 @@ MIN_CORRELATION = 0.6  # below it a slope says little (bf16 against fp8 is at 0.
 OFF = 0.06  # slopes within 1 +- OFF happen with noise that grows at rare tokens
 SURE = 6.0  # standard errors
 EXACT = 0.998  # share of t explained by r * slope when it is a mere factor; a temperature changes the normaliser too
+BASE_TOLERANCE = 0.004  # a temperature of 0.7 is 1 % from ln 2
 BASES = {
     1 / math.log(2): "the train side is in bits (log base 2)",
     math.log(2): "the rollout side is in bits (log base 2)",
@@ -150,7 +151,7 @@ def _slope(scene: Scene, s: Pairs, scope: Scope) -> Draft:
     }
     if x.origin_fit > EXACT:
         for base, words in BASES.items():
-            if abs(x.origin_slope / base - 1) < 0.01:
+            if abs(x.origin_slope / base - 1) < BASE_TOLERANCE:
                 common["figures"]["factor"] = x.origin_slope
                 return Draft(
                     "scale.log_base",

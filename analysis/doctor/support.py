@@ -15,7 +15,7 @@ from rollout_is.analysis.doctor.window import Window
 
 FOLDS = 16
 MIN_TOKENS = 200
-ONE_SIDED = 0.1  # the mass of |d| on the wrong side; two-sided engine noise has a half
+ONE_SIDED = 0.2  # the mass of |d| on the wrong side; two-sided engine noise has a half
 OFFSET = 0.015  # nats of mean d below which engine noise could hide it
 BOUNDED = math.log(4)  # truncation cannot move d beyond -log S; S below a quarter is no sampler's setting
 SURE = 8.0
@@ -110,7 +110,7 @@ def _top(s: Support, side: int) -> bool:
     return (
         _one_sided(s, side)
         and not _truncated(s, side)
-        and 0.02 < far < 0.98
+        and 0.02 < far < 0.95
         and int(s.beyond[1 - side]) < 0.01 * int(s.beyond[side])
     )
 

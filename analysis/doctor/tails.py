@@ -26,9 +26,8 @@ from rollout_is.analysis.doctor.worst import Worst
 MIN_TOKENS = 1000
 EXTREME = math.log(2)
 ROUTING_SHARE = 0.005  # of tokens beyond a factor of two
-ROUTING_GAP = (
-    30.0  # p99 over p75 of |d|: 4 for a normal, 7 for Student-t with 3 degrees, 26 for Cauchy, 100 for replay misses
-)
+# p99 over p75 of |d|: 4 for a normal, 7 for Student-t with 3 degrees, 26 for Cauchy, 100 for replay misses
+ROUTING_GAP = 30.0
 QUIET = 0.05  # median |d|: the bulk looks like a dense model
 FEW = 0.002  # share of tokens ...
 CARRY = 0.5  # ... that carries half of the total

@@ -16,9 +16,8 @@ from rollout_is.analysis.doctor.worst import Worst
 MIN_SEQUENCES = 8
 OFF = 0.02
 SURE = 6.0
-NOISE = (
-    3.0  # noise added on r after sampling moves E[w] by half its variance; this many times mean(d^2)/2 is put up with
-)
+# noise added on r after sampling moves E[w] by half its variance; this many times mean(d^2)/2 is put up with
+NOISE = 2.0
 
 
 @dataclass

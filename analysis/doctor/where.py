@@ -170,20 +170,24 @@ def _lone_steps(scene: Scene, names: list[int], cells: dict[int, Spread]) -> lis
 def sequences(scene: Scene) -> list[Draft]:
     """``where.sequences``: a share of catastrophic sequences among good ones."""
     s = scene.pooled(Spread)
-    n, bad = int(s.sequences[0]), int(s.bad[0])
+    n = int(s.sequences[0])
     median = quantile(s.histogram, 0.5)
-    if bad < 3 or n < MIN_SEQUENCES or bad > 0.6 * n or median > CATASTROPHIC / 10:
+    worst = max(CATASTROPHIC, 10 * median)
+    limit, bulk = (int(magnitude_bin(np.array([x]))[0]) for x in (worst, 4 * median))
+    bad = int(s.histogram[limit:].sum())
+    if bad < 3 or n < MIN_SEQUENCES or bad > 0.4 * n or not int(s.bad[0]):
         return []
-    limit, bulk = (int(magnitude_bin(np.array([x]))[0]) for x in (CATASTROPHIC, 4 * median))
     between = int(s.histogram[bulk + 1 : limit].sum())
     if between > 0.3 * bad:  # a tail, not a second hump
         return []
     part = [r for r in scene.ranks if int(scene.pooled(Spread, ranks=[r]).bad[0])]
     scope = Scope(tuple(part) if 0 < len(part) < len(scene.ranks) else ())
-    rows = s.worst["all"].rows
+    rows = [row for row in s.worst["all"].rows if row["mean_abs_d"] > worst]
+    if not rows:
+        return []
     share = bad / n
-    good_length = (int(s.tokens[0]) - int(s.bad_length[0])) / max(1, n - bad)
-    bad_length = int(s.bad_length[0]) / bad
+    good_length = (int(s.tokens[0]) - int(s.bad_length[0])) / max(1, n - int(s.bad[0]))
+    bad_length = int(s.bad_length[0]) / int(s.bad[0])
     pure = [g for g in s.groups.values() if int(g[1]) == int(g[0])]
     grouped = sum(int(g[1]) for g in pure)
     several = sum(int(g[0]) for g in pure) > len(pure)
