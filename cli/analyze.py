@@ -13,6 +13,7 @@ import typer
 from rollout_is.analysis.compare.saved import is_saved, read_saved
 from rollout_is.analysis.summary import VIEWS, Summary
 from rollout_is.cli import options as o
+from rollout_is.cli.corrections import AsOption, AuditOption, NoteAbove, PolicyOption, prepare
 from rollout_is.cli.output import check_output, remark, write_result
 from rollout_is.cli.progress import Progress
 from rollout_is.cli.render import report
@@ -38,6 +39,10 @@ def command(
     by: o.By = None,
     top: o.Top = 0,
     only: o.Only = None,
+    policy: PolicyOption = None,
+    as_: AsOption = None,
+    audit: AuditOption = False,
+    note_above: NoteAbove = 0.1,
     allow_partial: o.AllowPartial = False,
     duplicates: o.DuplicatesOption = None,
     format_: o.FormatOption = o.Format.table,
@@ -69,8 +74,9 @@ def command(
     )
     columns = o.parse_columns(column)
     check_output(output, force)
+    extras = prepare(policy, as_, audit, settings, note_above)
     if len(dump) == 1 and is_saved(dump[0]):
-        _refuse_for_saved(dump[0], settings != o.settings_from(), columns or steps)
+        _refuse_for_saved(dump[0], settings != o.settings_from(), columns or steps or extras.consumers)
         return _report(read_saved(dump[0]), views, levels, format_, output, force, color)
 
     from rollout_is.analysis.pipeline import analyze  # imports torch
@@ -78,7 +84,7 @@ def command(
     with Progress(enabled=not quiet) as progress:
         summary = analyze(
             dump,
-            settings=settings,
+            settings=extras.settings,
             columns=columns,
             steps=steps,
             allow_partial=allow_partial,
@@ -86,7 +92,9 @@ def command(
             workers=workers,
             local=local,
             progress=progress,
+            consumers=extras.consumers,
         )
+    summary = extras.finish(summary)
     if verbose:
         remark(_runtime(summary), quiet)
     return _report(summary, views, levels, format_, output, force, color)

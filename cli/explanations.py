@@ -18,6 +18,7 @@ PROVIDERS = (
     "rollout_is.analysis.catalog_pages:findings",
     "rollout_is.analysis.catalog_notes:notes",
     "rollout_is.analysis.doctor.texts:findings",
+    "rollout_is.analysis.policies.pages:pages",
 )
 
 

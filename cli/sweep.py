@@ -89,8 +89,6 @@ def command(
             progress=progress,
             consumers=[PolicyConsumer(chosen, "sweep")],
         )
-    if summary is None:  # under torchrun only rank 0 prints
-        return 0
     result = order(summary.extra["sweep"]["policies"])
     write_result(_rendered(summary, result, by == "step", format_, output is not None, color), output, force)
     return 0 if summary.comparable else 1

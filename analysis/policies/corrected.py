@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_is.analysis.policies.presets import SHARE_NOTED
-from rollout_is.analysis.policies.rules import Weight
 from rollout_is.analysis.summary import Group, Statistic, Summary
 from rollout_is.dumps.notes import Note
 
@@ -126,22 +125,4 @@ def _notes(summary: Summary, policy: Mapping[str, Any], share: float) -> list[No
                 f"{counts['held']:,} weights beyond e^300 were counted as e^300: {policy['name']} does not bound them",
             )
         )
-    if Weight(**policy["weight"]).level != "none" or policy["rules"]:
-        mask = summary.settings.get("mask", "response_mask")
-        other = [c for c in _masks(summary) if c not in (mask, f"mask.{mask}")]
-        if "pre_rejection" not in mask and not any("pre_rejection" in c for c in other):
-            notes.append(
-                Note(
-                    "policy-mask",
-                    "info",
-                    "corrected",
-                    f"judged under {mask}; a pre-rejection mask is not present: where the trainer wrote its own rejections into {mask}, "
-                    "they are not seen here",
-                )
-            )
     return notes
-
-
-def _masks(summary: Summary) -> list[str]:
-    columns = summary.source.get("columns", {})
-    return [str(c) for c in columns] if isinstance(columns, Mapping | list | tuple) else []

@@ -7,7 +7,6 @@ from typing import Any
 
 from rollout_is.analysis.pareto import reliable_below
 from rollout_is.analysis.summary import Statistic, Summary
-from rollout_is.cli.render.footnotes import Footnotes
 from rollout_is.cli.render.numbers import count, figure, percent
 from rollout_is.cli.render.table import Cell, Column, Table, cell
 
@@ -84,7 +83,7 @@ def _row(name: str, policy: Mapping[str, Any], total: Mapping[str, Any], front: 
     return tuple(cells)
 
 
-def policy_tables(summary: Summary, notes: Footnotes) -> list[Table]:
+def policy_tables(summary: Summary) -> list[Table]:
     """What the policy of the ``corrected`` view took out, with both denominators; nothing without a policy."""
     policy = summary.extra.get("policy")
     if not isinstance(policy, Mapping) or "total" not in policy:

@@ -11,6 +11,8 @@ from rollout_is.cli.render.coverage import coverage_lines
 from rollout_is.cli.render.footnotes import Footnotes, note_lines
 from rollout_is.cli.render.groups import group_tables
 from rollout_is.cli.render.markup import escape, rows_to_csv, to_markdown
+from rollout_is.cli.render.policies import policy_tables
+from rollout_is.cli.render.profiles import profile_tables
 from rollout_is.cli.render.table import Style, Table
 from rollout_is.cli.render.terminal import Terminal
 from rollout_is.cli.render.text import printable, render, wrap
@@ -50,7 +52,9 @@ def tables(summary: Summary, notes: Footnotes, width: int, unicode: bool = True)
             out.insert(0, table) if section == "per_sequence" else out.append(table)
     copies = copies_table(summary, notes)
     out += [copies] if copies is not None else []
-    return out + group_tables(summary, notes, unicode) + worst_tables(summary)
+    # what was taken out, and what was asked for by name, before the survivors' figures
+    first = policy_tables(summary) + profile_tables(summary)
+    return first + out + group_tables(summary, notes, unicode) + worst_tables(summary)
 
 
 def to_text(summary: Summary, terminal: Terminal) -> str:
