@@ -182,6 +182,9 @@ def _bug(error: Exception) -> int:
 
 
 def _say(text: str) -> None:
+    from rollout_is.cli.render.text import printable
+
+    text = "\n".join(map(printable, text.split("\n")))  # a file name must not steer the terminal
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr closed: the exit code still tells
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

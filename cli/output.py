@@ -72,7 +72,7 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent)
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             file.write(text)
         # mkstemp makes the file private; a report gets the permissions that any new file of this user gets
         mask = os.umask(0)
@@ -94,8 +94,10 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
 
 
 def _to_stdout(text: str) -> None:
+    # a name beyond the encoding of stdout (a byte that is no UTF-8, a letter that is no ASCII) is escaped, never an error
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -231,3 +231,10 @@ def test_under_torchrun_rank_0_alone_speaks(monkeypatch: pytest.MonkeyPatch) -> 
     assert run("analyze", "x", "--by", "colour") == (2, "", "")
     monkeypatch.setenv("RANK", "0")
     assert run("schema")[1] and run("analyze", "x", "--by", "colour")[2]
+
+
+def test_a_file_name_cannot_steer_the_terminal(with_command: Callable[[Callable[[], int]], None]) -> None:
+    with_command(fails_with(DumpError("\x1b]0;owned\x07.safetensors", "expected x,\n    found \x1b[2J")))
+    err = run("probe")[2]
+    assert "\x1b" not in err and "\x07" not in err
+    assert err.splitlines() == ["error: \\x1b]0;owned\\x07.safetensors", "  expected x,", "    found \\x1b[2J"]

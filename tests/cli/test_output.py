@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,12 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 def test_stdout_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     write_result("text\n")
     assert capsys.readouterr().out == "text\n"
+
+
+def test_a_name_that_stdout_cannot_encode_is_escaped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    write_result("größe \udcff\n")
+    assert raw.getvalue() == b"gr\\xf6\\xdfe \\udcff\n"
+    write_result("größe \udcff\n", tmp_path / "report")
+    assert (tmp_path / "report").read_text(encoding="utf-8") == "größe \\udcff\n"
