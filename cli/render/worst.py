@@ -18,12 +18,12 @@ _LEAVES = (
     "valid_tokens",
     "nonfinite_tokens",
     "geometric_log_ratio",
+    "neighbours",
     "sequence_id",
     "length",
     "rank",
     "step",
     "index",
-    "neighbours",
 )
 _HEADERS = {
     "train_logprob": "train",
@@ -33,7 +33,7 @@ _HEADERS = {
     "geometric_log_ratio": "mean d",
     "valid_tokens": "valid",
     "nonfinite_tokens": "non-finite",
-    "neighbours": "neighbours, train/rollout",
+    "neighbours": "neighbours (id:train/rollout)",
 }
 _SEQUENCE_HEADERS = _HEADERS | {"log_ratio": "sum d"}
 _NOT_FINITE = "not finite"
