@@ -107,10 +107,10 @@ def _cannot_change(path: str) -> UsageError:
 def label_of(spec: str) -> tuple[str, str]:
     """(label, path) of ``label=path``, or a label made of the path's last part.
 
-    >>> label_of("main=runs/a.json"), label_of("runs/after/")
-    (('main', 'runs/a.json'), ('after', 'runs/after/'))
+    >>> label_of("main=runs/a.json"), label_of("runs/after/"), label_of("b.json")
+    (('main', 'runs/a.json'), ('after', 'runs/after/'), ('b', 'b.json'))
     """
     label, equals, path = spec.partition("=")
     if equals and label and "/" not in label and not Path(spec).exists():
         return label, path
-    return Path(spec).name or spec, spec
+    return Path(spec).name.removesuffix(".json") or spec, spec

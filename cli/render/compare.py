@@ -88,7 +88,7 @@ def remarks(comparison: Comparison) -> list[str]:
             named += f" ({matched:,} sequences held by both sides)"
         out.append(
             f"~ is no real change at {100 * comparison.alpha:g} %: {named}, standard errors clustered by sequence (by group where "
-            f"dumped), p-values corrected for the {number} tested rows (Holm)"
+            f"dumped), p-values corrected for the {number} tested row{'s'[: number != 1]} (Holm)"
         )
     out.append(
         "+- is one standard error; better and worse follow each statistic's own direction (rollout-is explain NAME)"
