@@ -26,7 +26,7 @@ INSTALL = $(BIN)/python -m pip install --quiet
 # One thread a process: the suite runs a process per core, and the same figures come from any number of them.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo install test lint bench samples build clean
+.PHONY: help demo install test test-trainers lint bench samples build clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -63,6 +63,15 @@ lint: $(DEV_STAMP)  ## ruff, mypy, import contracts
 test: lint  ## lint and the whole suite, one process a core
 	$(BIN)/python -m pytest -n auto
 
+test-trainers: .venv-trainers/.installed  ## a real trainer (TRL) against its own metrics, in an environment of its own
+	HF_HUB_OFFLINE=1 .venv-trainers/bin/python -m pytest tests/trainers
+
+.venv-trainers/.installed: $(VENV)/bin/python requirements-trainers.txt pyproject.toml constraints.txt
+	@echo "installing the trainers into .venv-trainers" >&2
+	@test -x .venv-trainers/bin/python || $(PYTHON) -m venv .venv-trainers
+	@.venv-trainers/bin/python -m pip install --quiet -e . pytest pytest-timeout -r requirements-trainers.txt
+	@touch $@
+
 bench: $(STAMP)  ## speed and memory as ratios on this machine (some minutes; needs 2 GB of disk)
 	@$(BIN)/python benchmarks/bench.py
 
@@ -74,4 +83,4 @@ build: $(DEV_STAMP)  ## wheel and sdist into dist/
 	@$(BIN)/python -m build --outdir dist .
 
 clean:  ## remove .venv, dist and caches
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-trainers dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
