@@ -13,7 +13,7 @@ import typer
 from rollout_is.analysis.catalog import catalog, lookup
 from rollout_is.analysis.compare.result import Comparison
 from rollout_is.analysis.compare.rows import ALPHA, HEADLINE
-from rollout_is.analysis.compare.runs import SERIES, PairTests, Side, compare_runs, refuse_differences
+from rollout_is.analysis.compare.runs import SERIES, PairTests, compare_runs, refuse_differences
 from rollout_is.analysis.compare.saved import is_saved
 from rollout_is.analysis.compare.steps import BLOCK
 from rollout_is.analysis.compare.views import compare_views
@@ -186,14 +186,10 @@ def _runs(
     pair_up: bool,
 ) -> Comparison:
     named = _distinct([label_of(spec) for spec in specs])
-    # saved summaries hold no sequences; one of them on the first side leaves nothing to pair with
-    pair_up = pair_up and view == "masked" and not is_saved(named[0][1])
-    loaded = [
-        loader.with_sequences(path, settings) if pair_up else Loaded(loader.summary(path, settings))
-        for _, path in named
-    ]
-    sides = [Side(label, one.summary) for (label, _), one in zip(named, loaded, strict=True)]
-    tests = _tests([label for label, _ in named], loaded, view, same_dump=False)
+    loaded = [loader.with_sequences(path, settings) for _, path in named]
+    labels = [label for label, _ in named]
+    sides = [one.side(label) for label, one in zip(labels, loaded, strict=True)]
+    tests = _tests(labels, loaded, view, same_dump=False) if pair_up else None
     comparison = compare_runs(
         sides, view=view, paths=paths, tests=tests, alpha=alpha, block=block, ignore_steps=ignore_steps
     )
@@ -290,7 +286,7 @@ def _same_dump(
             code="compare-needs-dump",
         )
     loaded = [loader.with_sequences(path, settings) for settings in chosen]
-    sides = [Side(label, one.summary) for label, one in zip(labels, loaded, strict=True)]
+    sides = [one.side(label) for label, one in zip(labels, loaded, strict=True)]
     tests = _tests(labels, loaded, view, same_dump=True)
     comparison = compare_runs(
         sides, view=view, paths=paths, series=series, tests=tests, alpha=alpha, block=block, expected=expected

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rollout_is.analysis.compare.runs import Side
 from rollout_is.analysis.compare.saved import is_saved, read_saved
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
@@ -25,6 +26,10 @@ class Loaded:
     summary: Summary
     sequences: SequenceSums | None = None
     histogram: tuple[int, ...] | None = None
+
+    def side(self, label: str) -> Side:
+        """As a side of a comparison."""
+        return Side(label, self.summary, None if self.sequences is None else self.sequences.clusters)
 
 
 @dataclass

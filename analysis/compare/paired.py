@@ -107,7 +107,7 @@ def join(a: SequenceSums, b: SequenceSums, labels: tuple[str, str], same_dump: b
         return None
     if a.groups is not None and b.groups is not None:
         # members of one group answer one prompt: they are not independent, within a side or across
-        left, right = _keyed(a.step, a.groups.view(np.uint64)), _keyed(b.step, b.groups.view(np.uint64))
+        left, right = a.groups.view(np.uint64), b.groups.view(np.uint64)
     _, number = np.unique(np.concatenate([left, right]), return_inverse=True)
     return Joined(a, b, number[: len(a)], number[len(a) :], int(number.max()) + 1, matched, by)
 

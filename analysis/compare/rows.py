@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rollout_is.analysis.compare.direction import direction, why_untested
@@ -127,7 +127,7 @@ def rows_of(
     paths: Iterable[str],
     view: str = "masked",
     tests: Tests | None = None,
-    clusters: Callable[[Summary], int] | None = None,
+    clusters: tuple[int, ...] | None = None,
 ) -> list[Row]:
     """Rows of the paths that either side holds, not yet corrected.
 
@@ -136,9 +136,9 @@ def rows_of(
         paths: below the view, such as ``token.rollout_is_mean``.
         view: of both sides.
         tests: by id with the view.
-        clusters: how many clusters a summary has; None takes its sequences.
+        clusters: on either side; None takes the sequences.
     """
-    count = clusters or cluster_count
+    count_a, count_b = clusters or (cluster_count(a), cluster_count(b))
     found = []
     for path in paths:
         statistic_id = f"{view}.{path}"
@@ -146,7 +146,7 @@ def rows_of(
         if left is None and right is None:
             continue
         absent = Statistic(None, 0, why="not in this summary")
-        found.append(make_row(statistic_id, left or absent, right or absent, (a, b), (count(a), count(b)), tests))
+        found.append(make_row(statistic_id, left or absent, right or absent, (a, b), (count_a, count_b), tests))
     return found
 
 

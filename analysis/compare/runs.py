@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rollout_is.analysis.compare.result import Comparison, Pair, Row, Series
-from rollout_is.analysis.compare.rows import ALPHA, HEADLINE, Tests, corrected, quantile_rows, rows_of
+from rollout_is.analysis.compare.rows import ALPHA, HEADLINE, Tests, cluster_count, corrected, quantile_rows, rows_of
 from rollout_is.analysis.compare.settings_diff import Difference, concerns, settings_differences
 from rollout_is.analysis.compare.steps import BLOCK, common_steps, is_real, step_series
 from rollout_is.analysis.summary import Summary
@@ -33,10 +33,12 @@ class Side:
     Attributes:
         label: as shown.
         summary: its figures, grouped by step where steps are to be compared.
+        clusters: how many clusters its standard errors rest on, where tokens were at hand; None takes its sequences.
     """
 
     label: str
     summary: Summary
+    clusters: int | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,10 @@ def compare_runs(
         if not ignore_steps:
             _refuse_disjoint(first, other)
         given = tests[index] if tests else None
-        rows = rows_of(first.summary, other.summary, paths, view, given.pooled if given else None)
+        clusters = tuple(
+            cluster_count(side.summary) if side.clusters is None else side.clusters for side in (first, other)
+        )
+        rows = rows_of(first.summary, other.summary, paths, view, given.pooled if given else None, clusters)
         _refuse_no_row(first, other, rows)
         loose.append(rows)
     flat = corrected([row for rows in loose for row in rows], alpha)

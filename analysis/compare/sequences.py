@@ -49,6 +49,11 @@ class SequenceSums:
     def __len__(self) -> int:
         return len(self.n)
 
+    @property
+    def clusters(self) -> int:
+        """How many clusters the standard errors of the summary rest on: groups where they were dumped, else sequences."""
+        return len(self) if self.groups is None else len(np.unique(self.groups))
+
     def select(self, rows: NDArray[Any]) -> SequenceSums:
         """The rows of an index or a boolean selection."""
         return SequenceSums(

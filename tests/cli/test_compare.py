@@ -86,8 +86,8 @@ def test_three_sides(saved: tuple[Path, Path], tmp_path: Path) -> None:
     third.write_text(series({str(s): 0.010 for s in range(1, 7)}).to_json())
     data = as_json(*saved, third)
     assert [(pair["a"], pair["b"]) for pair in data["pairs"]] == [
-        ("main.json", "branch.json"),
-        ("main.json", "third.json"),
+        ("main", "branch"),
+        ("main", "third"),
     ]
     assert data["verdict"] == (
         "branch against main: 1 worse of 1 tested; mismatch_logprob_abs_diff differs from step 4 on; "

@@ -1,0 +1,139 @@
+"""How often ``compare`` calls a change between two halves of one healthy run, over random splits by group.
+
+    python benchmarks/false_alarms.py [DUMP ...] [--splits 400] [--seed 0]
+
+Every split puts each group (``group_ids`` where dumped, else each sequence) on one of two sides of equal size, analyses both
+and compares them as ``rollout-is compare`` does. Nothing differs, so every change that is called is a false alarm. What is
+claimed: with level 0.05, at most 5 % of the comparisons call anything at all (Holm over the tested rows), and a single row
+alone, uncorrected, has p < 0.05 in 5 % of the splits. Without DUMP: sample_dumps/tiny_lm and two made runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from rollout_is.analysis.compare.rows import HEADLINE
+from rollout_is.analysis.compare.runs import Side, compare_runs
+from rollout_is.analysis.compare.steps import is_real
+from rollout_is.analysis.compare.tails import incomplete_beta
+from rollout_is.analysis.pipeline import summarize
+
+ALPHA = 0.05
+
+
+@dataclass
+class Run:
+    """One healthy run in memory, its sequences apart: train, rollout and mask of each, and its group."""
+
+    name: str
+    sequences: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+    groups: NDArray[np.int64]
+
+
+def read(folder: Path) -> Run:
+    """All sequences of a dump that hold a valid token."""
+    sequences, groups = [], []
+    for path in sorted(folder.rglob("*.safetensors")):
+        tensors = load_file(path)
+        bounds = tensors["cu_seqlens"].tolist()
+        for segment, (start, stop) in enumerate(pairwise(bounds)):
+            piece = tuple(tensors[name][start:stop] for name in ("train_logprobs", "rollout_logprobs", "response_mask"))
+            if piece[2].any():
+                sequences.append(piece)
+                groups.append(int(tensors["group_ids"][segment]) if "group_ids" in tensors else len(groups))
+    return Run(folder.name, sequences, np.unique(groups, return_inverse=True)[1])
+
+
+def made(name: str, groups: int, members: int, seed: int) -> Run:
+    """A run whose groups differ: each has its own noise scale (log-normal), shared by its members, and Student tails (4 df)."""
+    rng = np.random.default_rng(seed)
+    sequences, ids = [], []
+    for group in range(groups):
+        scale = 0.01 * math.exp(rng.normal(0.0, 0.5))
+        for _ in range(members):
+            n = int(rng.integers(40, 400))
+            train = -rng.exponential(1.0, n)
+            d = scale * rng.standard_t(4, n)
+            sequences.append((torch.tensor(train), torch.tensor(train - d), torch.ones(n, dtype=torch.bool)))
+            ids.append(group)
+    return Run(name, sequences, np.array(ids))
+
+
+def half(run: Run, chosen: NDArray[np.bool_]) -> Side:
+    """The sequences of the chosen groups as one side of a comparison."""
+    rows = np.flatnonzero(chosen[run.groups])
+    train, rollout, mask = (torch.cat([run.sequences[row][k] for row in rows]) for k in range(3))
+    lengths = [len(run.sequences[row][0]) for row in rows]
+    offsets = torch.tensor([0, *np.cumsum(lengths)])
+    summary = summarize(train, rollout, mask, offsets, group_ids=torch.tensor(run.groups[rows]))
+    return Side("half", summary, int(chosen.sum()))
+
+
+def measure(run: Run, splits: int, seed: int) -> Iterator[str]:
+    """Lines of the report for one run."""
+    rng = np.random.default_rng(seed)
+    groups = int(run.groups.max()) + 1
+    alarmed = 0
+    raw: dict[str, list[bool]] = {}
+    for _ in range(splits):
+        chosen = np.zeros(groups, bool)
+        chosen[rng.permutation(groups)[: groups // 2]] = True
+        comparison = compare_runs([half(run, chosen), half(run, ~chosen)], paths=HEADLINE, series=(), alpha=ALPHA)
+        rows = comparison.pairs[0].rows
+        alarmed += any(is_real(row) for row in rows)
+        for row in rows:
+            if row.test is not None:
+                raw.setdefault(row.statistic, []).append(row.test.p < ALPHA)
+    low, high = interval(alarmed, splits)
+    yield f"{run.name}: {len(run.sequences)} sequences in {groups} groups, {splits} splits"
+    yield f"  any change called: {alarmed} of {splits} = {alarmed / splits:.1%} (95 % interval {low:.1%} to {high:.1%}); claimed: at most 5 %"
+    yield "  single rows, uncorrected p < 0.05 (claimed: 5 %):"
+    for statistic, hits in raw.items():
+        low, high = interval(sum(hits), len(hits))
+        mark = "" if low <= ALPHA <= high else "  <- outside" if low > ALPHA else "  <- below"
+        yield f"    {statistic:<48} {sum(hits) / len(hits):6.1%}  ({low:.1%} to {high:.1%}, {len(hits)} splits){mark}"
+
+
+def interval(hits: int, trials: int, level: float = 0.95) -> tuple[float, float]:
+    """Clopper-Pearson interval of a share."""
+    tail = (1.0 - level) / 2.0
+
+    def solve(a: float, b: float, target: float) -> float:
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if incomplete_beta(a, b, middle) < target else (low, middle)
+        return low
+
+    lower = solve(hits, trials - hits + 1, tail) if hits else 0.0
+    return lower, solve(hits + 1, trials - hits, 1.0 - tail) if hits < trials else 1.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="false alarms of compare on two halves of one healthy run")
+    parser.add_argument("dumps", nargs="*", type=Path)
+    parser.add_argument("--splits", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    runs = [read(folder) for folder in options.dumps]
+    if not runs:
+        sample = Path(__file__).parents[1] / "sample_dumps" / "tiny_lm"
+        runs = [read(sample), made("made: 64 groups of 8", 64, 8, 1), made("made: 200 groups of 4", 200, 4, 2)]
+    for run in runs:
+        for line in measure(run, options.splits, options.seed):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
