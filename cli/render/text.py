@@ -21,6 +21,11 @@ def columns_that_fit(table: Table, width: int) -> tuple[int, ...]:
         if not droppable:
             break
         chosen.remove(max(droppable, key=lambda i: (table.columns[i].drop, i)))
+    # one very wide column may have taken narrow ones with it: those that fit without it come back
+    for i in sorted(set(range(len(table.columns))) - set(chosen), key=lambda i: (table.columns[i].drop, i)):
+        wider = sorted([*chosen, i])
+        if _least_width(table, wider) <= width:
+            chosen = wider
     return tuple(chosen)
 
 

@@ -18,7 +18,6 @@ _LEAVES = (
     "valid_tokens",
     "nonfinite_tokens",
     "geometric_log_ratio",
-    "neighbours",
     "sequence_id",
     "length",
     "rank",
@@ -33,7 +32,6 @@ _HEADERS = {
     "geometric_log_ratio": "mean d",
     "valid_tokens": "valid",
     "nonfinite_tokens": "non-finite",
-    "neighbours": "neighbours (id:train/rollout)",
 }
 _SEQUENCE_HEADERS = _HEADERS | {"log_ratio": "sum d"}
 _NOT_FINITE = "not finite"
@@ -49,16 +47,18 @@ def worst_tables(summary: Summary) -> list[Table]:
         records = summary.worst.get(kind)
         if isinstance(records, Sequence) and records and all(isinstance(r, Mapping) for r in records):
             tables.append(_table(f"worst {kind}, masked, by {by}", records, headers))
+            tables += _neighbours(records)
     return tables
 
 
 def _table(title: str, records: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> Table:
     keys = list(dict.fromkeys(key for record in records for key in record))
     keys = [key for key in keys if any(record.get(key) not in (None, 0, []) for record in records)]
+    keys = [key for key in keys if key != "neighbours"]
     columns = tuple(
         Column(
             headers.get(key, key),
-            "left" if key == "neighbours" or any(isinstance(r.get(key), str) for r in records) else "right",
+            "left" if any(isinstance(r.get(key), str) for r in records) else "right",
             drop=0 if key in _STAYS else _LEAVES.index(key) + 1 if key in _LEAVES else len(_LEAVES) + 1,
         )
         for key in keys
@@ -72,15 +72,30 @@ def _cell(key: str, value: Any) -> Cell:
         return Cell(_NOT_FINITE if key.endswith(("logprob", "log_ratio")) else NULL, None, "dim")
     if isinstance(value, float):
         return Cell(figure(value), value)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        text = "  ".join(map(_neighbour, value))
-        return Cell(text, text)
     return Cell(str(value), value)
 
 
-def _neighbour(value: Any) -> str:
-    if not isinstance(value, Mapping):
-        return str(value)
-    both = f"{figure(value.get('train_logprob'))}/{figure(value.get('rollout_logprob'))}"
+def _neighbours(records: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """The tokens around each of the worst, by their distance: both log-probs, and the token id where it was dumped."""
+    around = [{n["position"] - r["position"]: n for n in r.get("neighbours") or ()} for r in records]
+    distances = sorted({distance for one in around for distance in one})
+    if not distances:
+        return []
+    columns = [Column("sequence"), Column("position")]
+    columns += [Column(f"{distance:+d}", drop=abs(distance) - 1) for distance in distances]
+    rows = []
+    for record, one in zip(records, around, strict=True):
+        place = [Cell(str(record[key]), record[key]) for key in ("sequence", "position")]
+        rows.append((*place, *(_neighbour(one.get(distance)) for distance in distances)))
+    with_ids = any(n.get("token_id") is not None for one in around for n in one.values())
+    title = "their neighbours: " + ("token id, " if with_ids else "") + "train / rollout"
+    return [Table(title, tuple(columns), tuple(rows))]
+
+
+def _neighbour(value: Mapping[str, Any] | None) -> Cell:
+    if value is None:
+        return Cell("", None)  # the sequence begins or ends here
+    sides = [_cell(key, value.get(key)).text for key in ("train_logprob", "rollout_logprob")]
     token = value.get("token_id")
-    return both if token is None else f"{token}:{both}"
+    text = " / ".join(sides)
+    return Cell(text if token is None else f"{token}, {text}", text)
