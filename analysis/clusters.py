@@ -51,15 +51,13 @@ class GroupTable:
 def row_of(sums: Floats, n: Floats) -> ClusterRow:
     """Residual sums of clusters given their totals, float64 [Q, g], and sizes, float64 [g]."""
     total = n.sum()
-    centre = sums.sum(axis=1) / total if total else np.zeros(len(sums))
-    residual = sums - centre[:, None] * n
-    return ClusterRow(
-        clusters=len(n),
-        centre=centre,
-        squares=np.square(residual).sum(axis=1),
-        cross=(residual * n).sum(axis=1),
-        sizes=float(np.square(n).sum()),
-    )
+    with np.errstate(all="ignore"):
+        centre = sums.sum(axis=1) / total if total else np.zeros(len(sums))
+    with np.errstate(all="ignore"):  # what overflows here has no standard error
+        residual = sums - centre[:, None] * n
+        squares = np.square(residual).sum(axis=1)
+        cross = (residual * n).sum(axis=1)
+    return ClusterRow(len(n), centre, squares, cross, sizes=float(np.square(n).sum()))
 
 
 def fold_groups(ids: Ints, sums: Floats, n: Floats) -> GroupTable:

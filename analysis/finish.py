@@ -26,6 +26,7 @@ QUANTILES = {
     "log_ratio_p99_9": 0.999,
 }
 TOO_LARGE, TOO_SMALL = "value exceeds float64; see log_value", "value is below float64; see log_value"
+NOT_FINITE = "non-finite: no sequence has only finite tokens"
 
 
 def statistic(
@@ -101,6 +102,11 @@ class Pool:
     def _token_error(self, name: str, mean: float) -> float | None:
         return standard_error(self._token_clusters, TOKEN_ERRORS.index(name), mean, self.n)
 
+    def _weight_error(self, name: str, mean: float, row: WeightRow) -> float | None:
+        """The cluster sums leave out the weights that are kept as logarithms: where those matter, there is no error."""
+        held = max((scale for scale, _, _ in row.parts), default=math.inf) == 0.0
+        return self._token_error(name, mean) if held else None
+
     def _sequence_error(self, name: str, mean: float, pad: float, n: int | None = None) -> float | None:
         index = SEQUENCE_ERRORS.index(name)
         rows = [*self._sequence_clusters, *_pad_clusters(self.padded, pad, len(SEQUENCE_ERRORS))]
@@ -121,7 +127,8 @@ class Pool:
         infinite = [sum(t.infinite[side] for t in self.tokens) if sum_infinite else 0 for side in (0, 1)]
         why = self._why(token)
         if row.n == 0 or (why and not token):
-            reason = why or self.empty
+            left_out = not token and self.measured > 0
+            reason = why or (NOT_FINITE if left_out else self.empty)
             out = {f"rollout_is_{n}": missing(reason, has_log=n in ("mean", "std", "min", "max")) for n in names}
             out |= {q: missing(reason) for q in QUANTILES}
             if sum(infinite) and token:
@@ -129,7 +136,7 @@ class Pool:
             return out
         n = row.n
         value, log = weights.mean(row)
-        stderr = self._token_error("w", value) if token else self._sequence_error(error, value, 1.0)
+        stderr = self._weight_error("w", value, row) if token else self._sequence_error(error, value, 1.0)
         if not token and error == "product" and n != self.measured:
             stderr = None
         out = {"rollout_is_mean": statistic(value, n, stderr, log=log, has_log=True)}
@@ -255,7 +262,8 @@ class Pool:
         for name, row in (("seq", product), ("geometric", geometric)):
             why = self._why(False)
             if why or row.n == 0:
-                out[f"mismatch_chi2_{name}"] = missing(why or self.empty, has_log=True)
+                left_out = NOT_FINITE if self.measured > 0 else self.empty
+                out[f"mismatch_chi2_{name}"] = missing(why or left_out, has_log=True)
             else:
                 value, log = weights.chi_squared(row)
                 out[f"mismatch_chi2_{name}"] = statistic(value, row.n, log=log, has_log=True)
@@ -307,7 +315,9 @@ class Pool:
         put("identical_fraction", sum(t.counts["identical"] for t in self.tokens) / n, "identical")
         out["mismatch_extreme_fraction"] = self._extreme()
         value, log = weights.chi_squared(token)
-        out["mismatch_chi2_token"] = statistic(value, n, self._token_error("w2", value + 1.0), log=log, has_log=True)
+        out["mismatch_chi2_token"] = statistic(
+            value, n, self._weight_error("w2", value + 1.0, token), log=log, has_log=True
+        )
         return out
 
     def _extreme(self) -> Statistic:

@@ -40,7 +40,7 @@ def _problems(got: Any, want: Expected, rel: float, check_n: bool) -> Iterable[s
     elif want.quantile:
         if abs(got.value - want.value) > max(0.01 * abs(want.value), 1e-6) * (1 + 1e-9):
             yield f"quantile {got.value!r}, expected {want.value!r}"
-    elif abs(got.value - want.value) > rel * abs(want.value) + want.floor:
+    elif abs(got.value - want.value) > (rel + want.rel) * abs(want.value) + want.floor:
         yield (
             f"value {got.value!r}, expected {want.value!r} (relative {abs(got.value - want.value) / (abs(want.value) or 1):.2e},"
             f" floor {want.floor:.1e})"

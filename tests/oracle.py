@@ -51,6 +51,7 @@ class Expected:
     stderr: float | None = None
     stderr_floor: float = 0.0
     quantile: bool = False
+    rel: float = 0.0
     may_be_null: bool = False
 
 
@@ -172,7 +173,8 @@ def _view(rows: list[_Row], lo: float, hi: float, veto_lo: float | None, veto_hi
     token = _Tokens(d64, clusters)
 
     # Token level.
-    out |= _weights("token", d, lo, hi, plus, minus)
+    empty = "no valid" if not any(row.plus or row.minus or row.nan for row in rows) else "no "
+    out |= _weights("token", d, lo, hi, plus, minus, empty)
     if len(d):
         name = "token.rollout_is_mean"
         if out[name].value is not None:
@@ -186,8 +188,8 @@ def _view(rows: list[_Row], lo: float, hi: float, veto_lo: float | None, veto_hi
     ]
     kept = [row for row in rows if row.masked_out or len(row.d)]
     geometric = [LD(0) if row.masked_out else LD(math.fsum(row.d)) / len(row.d) for row in kept]
-    out |= _weights("sequence", np.array(product, LD), lo, hi, 0, 0)
-    out |= _weights("geometric", np.array(geometric, LD), lo, hi, 0, 0)
+    out |= _weights("sequence", np.array(product, LD), lo, hi, 0, 0, "non-finite" if kept else empty)
+    out |= _weights("geometric", np.array(geometric, LD), lo, hi, 0, 0, empty)
 
     out |= _per_sequence(kept, lo, hi)
     out |= _veto(rows, veto_lo, veto_hi)
@@ -195,7 +197,9 @@ def _view(rows: list[_Row], lo: float, hi: float, veto_lo: float | None, veto_hi
     return out
 
 
-def _weights(level: str, L: np.ndarray[Any, Any], lo: float, hi: float, plus: int, minus: int) -> dict[str, Expected]:
+def _weights(
+    level: str, L: np.ndarray[Any, Any], lo: float, hi: float, plus: int, minus: int, empty: str
+) -> dict[str, Expected]:
     names = ("mean", "std", "min", "max", "eff_sample_size", "max_weight_share")
     n, out = len(L), {}
     counted = n + plus + minus
@@ -203,21 +207,25 @@ def _weights(level: str, L: np.ndarray[Any, Any], lo: float, hi: float, plus: in
         out[f"{level}.rollout_is_ratio_fraction_{side}"] = _fraction(share, counted)
     if n == 0:
         for name in names:
-            out[f"{level}.rollout_is_{name}"] = Expected(None, 0, "no valid")
+            out[f"{level}.rollout_is_{name}"] = Expected(None, 0, empty)
         for name in QUANTILES:
-            out[f"{level}.{name}"] = Expected(None, 0, "no valid")
+            out[f"{level}.{name}"] = Expected(None, 0, empty)
         return out
     top = L.max()
     w = np.exp(L - top)  # scaled: the largest is 1
     mean = w.sum() / n
     std = np.sqrt(((w - mean) ** 2).sum() / n)
-    big = float(min(np.exp(min(top, LD(11000))), BIG))
+    big = float(min(np.exp(min(top, LD(11000))), BIG)) * max(
+        1.0, abs(float(top))
+    )  # exp carries the rounding of its argument
     out[f"{level}.rollout_is_mean"] = _exp(top + np.log(mean), n, needs_log=True)
     out[f"{level}.rollout_is_std"] = _exp(top + _log(std), n, floor=4e-15 * big)
     out[f"{level}.rollout_is_min"] = _exp(L.min(), n, needs_log=True)
     out[f"{level}.rollout_is_max"] = _exp(top, n, needs_log=True)
     out[f"{level}.rollout_is_eff_sample_size"] = Expected(float(min(LD(1), w.sum() ** 2 / (n * (w * w).sum()))), n)
     out[f"{level}.rollout_is_max_weight_share"] = Expected(float(1 / w.sum()), n)
+    rel = 4e-16 * float(np.abs(L).max())
+    out = {name: _replace(expected, rel=rel) for name, expected in out.items()}
     order = np.sort(L)
     for name, p in QUANTILES.items():
         out[f"{level}.{name}"] = Expected(float(order[max(0, math.ceil(p * n) - 1)]), n, quantile=True)
@@ -228,7 +236,7 @@ def _per_sequence(rows: list[_Row], lo: float, hi: float) -> dict[str, Expected]
     n, out = len(rows), {}
     if n == 0:
         names = ("mean", "std", "min", "max", "max_deviation", "fraction_high", "fraction_low")
-        return {f"per_sequence.rollout_is_seq_{name}": Expected(None, 0, "no valid") for name in names}
+        return {f"per_sequence.rollout_is_seq_{name}": Expected(None, 0, "no ") for name in names}
     # log x_i; a fully masked row of the padded view is x = 0, log -inf.
     logs = np.array([-np.inf if row.masked_out else _log_mean_exp(row.d) for row in rows], LD)
     top, bottom = logs.max(), logs.min()
@@ -237,7 +245,7 @@ def _per_sequence(rows: list[_Row], lo: float, hi: float) -> dict[str, Expected]
     else:
         u = np.exp(logs - top)  # scaled: the largest is 1
     mean = u.sum() / n
-    scale = float(min(np.exp(min(top, LD(11000))), BIG))
+    scale = float(min(np.exp(min(top, LD(11000))), BIG)) * max(1.0, abs(float(top)))
     family = "per_sequence.rollout_is_seq_"
     out[f"{family}mean"] = _exp(top + _log(mean), n, needs_log=True)
     if n == 1:
@@ -296,7 +304,7 @@ def _mismatch(
     ]
     if n == 0:
         for name in [*means, "logprob_diff_std", "logprob_abs_diff_max", "prob_abs_diff_max", "prob_pearson"]:
-            out[f"mismatch.mismatch_{name}"] = Expected(None, 0, "no valid")
+            out[f"mismatch.mismatch_{name}"] = Expected(None, 0, "no ")
         if infinite:
             out["mismatch.mismatch_extreme_fraction"] = _fraction(infinite, infinite)
     else:
@@ -366,7 +374,7 @@ def _sequence_mismatch(kept: list[_Row], product: list[Any], geometric: list[Any
     for name, levels in (("chi2_seq", product), ("chi2_geometric", geometric)):
         key = f"mismatch.mismatch_{name}"
         if not levels:
-            out[key] = Expected(None, 0, "no valid")
+            out[key] = Expected(None, 0, "no ")
             continue
         twice = 2 * np.array(levels, LD)
         top = twice.max()
@@ -379,7 +387,7 @@ def _sequence_mismatch(kept: list[_Row], product: list[Any], geometric: list[Any
     names = "training_log_ppl rollout_log_ppl training_ppl rollout_ppl log_ppl_diff log_ppl_abs_diff log_ppl_diff_max"
     names += " log_ppl_diff_min ppl_ratio"
     if n == 0:
-        return out | {f"mismatch.mismatch_{name}": Expected(None, 0, "no valid") for name in names.split()}
+        return out | {f"mismatch.mismatch_{name}": Expected(None, 0, "no ") for name in names.split()}
     train = np.array([LD(0) if w.masked_out else -LD(math.fsum(w.t)) / len(w.t) for w in kept])
     rollout = np.array([LD(0) if w.masked_out else -LD(math.fsum(w.r)) / len(w.r) for w in kept])
     D = np.array([LD(0) if w.masked_out else -LD(math.fsum(w.d)) / len(w.d) for w in kept])
@@ -426,6 +434,8 @@ class _Tokens:
 
     def of_weights(self, top: Any) -> dict[str, Any]:
         """The same for w = exp(d), computed scaled by exp(-top)."""
+        if not -300 < top < 300:  # not promised: such weights are kept as logarithms
+            return {}
         got = self.parts([np.exp(x.astype(LD) - top) for x in self.d])
         if got.get("stderr") is None:
             return got
@@ -441,7 +451,7 @@ def _log_mean_exp(d: np.ndarray[Any, Any]) -> Any:
 
 
 def _fraction(count: int, n: int) -> Expected:
-    return Expected(count / n, n) if n else Expected(None, 0, "no valid")
+    return Expected(count / n, n) if n else Expected(None, 0, "no ")
 
 
 def _log(x: Any) -> Any:
