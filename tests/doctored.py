@@ -44,7 +44,7 @@ class Shard:
             "train_logprobs": torch.tensor(np.asarray(self.train), dtype=torch.float64),
             "rollout_logprobs": torch.tensor(np.asarray(self.rollout), dtype=torch.float64).to(self.rollout_dtype),
             "response_mask": torch.tensor(mask),
-            "cu_seqlens": torch.tensor(np.concatenate([[0], np.cumsum(self.lengths)])),
+            "cu_seqlens": torch.tensor(np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)),
             **{name: torch.tensor(np.asarray(column)) for name, column in self.extra.items()},
         }
 

@@ -24,6 +24,18 @@ CONSEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("alignment.periodic", "support", "weights", "where", "tails", "copies", "passes", "numerics.positive"),
     ),
     ("missing.nonfinite", ("tails",)),
+    (
+        "where.sequences",
+        (
+            "tails",
+            "where.length",
+            "where.position",
+            "passes",
+            "weights",
+            "support.top_candidate",
+            "alignment.unrelated",
+        ),
+    ),
     ("support.top_candidate", ("alignment.unrelated", "weights", "scale", "tails", "where.length", "where.position")),
     ("alignment.unrelated", ("placeholder.stray", "scale", "support", "weights", "where", "tails", "alignment")),
     ("alignment.periodic", ("alignment.first_token", "alignment.last_token", "tails", "weights", "where", "support")),
@@ -34,7 +46,6 @@ CONSEQUENCES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("where.rank", ("tails", "where.sequences", "where.length")),
     ("where.step", ("tails", "where.sequences", "where.length", "where.version")),
     ("where.version", ("where.position", "where.length", "tails", "where.sequences")),
-    ("where.sequences", ("tails", "where.length", "where.position", "passes", "weights")),
     ("where.position", ("where.length", "tails")),
     ("passes", ("copies.train_pass",)),
 )
@@ -68,6 +79,9 @@ def _explains(scene: Scene, cause: Draft, other: Draft) -> bool:
     """Whether the cause sits where the other finding does."""
     if cause.id == other.id:
         return False
+    for mine, theirs in ((cause.scope.ranks, other.scope.ranks), (cause.scope.steps, other.scope.steps)):
+        if mine and theirs and not set(mine) & set(theirs):
+            return False
     if _is(other.id, "placeholder") and cause.id != "alignment.growing" and not _is(cause.id, "copies"):
         # a shift pulls in the fill beside the response: as many tokens a sequence as the lag, no more
         return (other.tokens or 0) <= 3 * max(1, other.sequences or 0) or cause.id.startswith("scale")
@@ -79,5 +93,4 @@ def _explains(scene: Scene, cause: Draft, other: Draft) -> bool:
         return False
     if other.id == "where.sequences" and cause.sequences is not None and other.sequences is not None:
         return 2 * cause.sequences >= other.sequences or (cause.token_share or 0) > 0.5
-    apart = cause.scope.ranks and other.scope.ranks and not set(other.scope.ranks) & set(cause.scope.ranks)
-    return not apart
+    return True

@@ -17,21 +17,24 @@ BAD = 0.2  # nats; engine noise at a hard token stays below
 MOST = 0.25  # this quantile of the edge tokens has to lie ...
 RARE = 0.95  # ... above this quantile of the others
 TIMES = 5.0  # and the median this many times above that quantile
+NEAR = 3  # tokens beside the edge, which must not be as bad: else it is a stretch, not an edge
 
 
 @dataclass
 class Edges(State):
-    """Histograms of |d| over first tokens, last tokens and all others of sequences with at least three valid tokens."""
+    """Histograms of |d| over first tokens, last tokens, their neighbours and all but the edges, of sequences of five tokens and more."""
 
     first: Ints = counts(MAGNITUDES)
     last: Ints = counts(MAGNITUDES)
     inner: Ints = counts(MAGNITUDES)
+    near_first: Ints = counts(MAGNITUDES)
+    near_last: Ints = counts(MAGNITUDES)
     first_places: list[dict[str, Any]] = places()
     last_places: list[dict[str, Any]] = places()
 
     def look(self, window: Window) -> None:
         """Take in a window."""
-        long = window.size >= 3
+        long = window.size > NEAR + 1
         first = window.starts[window.begins & long]
         last = (window.stops - 1)[window.ends & long]
         inner = np.ones(window.n, np.bool_)
@@ -39,6 +42,9 @@ class Edges(State):
         self.first += magnitudes(window.d[first])
         self.last += magnitudes(window.d[last])
         self.inner += magnitudes(window.d[inner])
+        for step in range(1, NEAR + 1):
+            self.near_first += magnitudes(window.d[first + step])
+            self.near_last += magnitudes(window.d[last - step])
         self._keep(self.first_places, window, first)
         self._keep(self.last_places, window, last)
 
@@ -47,12 +53,12 @@ class Edges(State):
             into.append(window.place(int(i)))
 
 
-def _bad(edge: Ints, inner: Ints) -> bool:
+def _bad(edge: Ints, near: Ints, inner: Ints) -> bool:
     rare = quantile(inner, RARE)
     return (
         int(edge.sum()) >= MIN_SEQUENCES
         and quantile(edge, MOST) > max(BAD, rare)
-        and quantile(edge, 0.5) > max(BAD, TIMES * rare)
+        and quantile(edge, 0.5) > max(BAD, TIMES * rare, 2 * quantile(near, 0.75))
     )
 
 
@@ -62,7 +68,7 @@ def judge(scene: Scene) -> list[Draft]:
     for name in ("first", "last"):
 
         def fires(s: Edges, name: str = name) -> bool:
-            return _bad(getattr(s, name), s.inner)
+            return _bad(getattr(s, name), getattr(s, f"near_{name}"), s.inner)
 
         found = find_scope(scene, Edges, fires)
         if found is None:

@@ -20,7 +20,8 @@ MIN_FAKE = 3
 FAKE_SHARE = 0.02  # contradicted share of the tokens with 0.0, which engines return honestly
 FAKE_SHARE_OTHER = 0.3  # for other values
 LIFT = 3.0  # a fill is contradicted more often than other tokens are; garbage on the other side contradicts all alike
-EXCESS = 1.5  # or it stands more often on its side than on the other, where honest zeros are as frequent
+EXCESS = 1.5  # or 0.0 stands more often on its side than on the other, where honest zeros are as frequent
+COMMON = 0.02  # or another value makes up this share of the tokens; coarse storage repeats none that often
 REPEATS = 8  # equal values in a sample of 512 that make a value suspicious
 LONG_RUN = 4  # tokens: a run this long inside a sequence looks like a span, a shorter one like a stray
 WHERE = ("whole", "start", "last", "tail", "span", "stray")
@@ -59,12 +60,12 @@ class Placeholder(State):
 
     Attributes:
         fills: (side, value) -> Fill.
-        seen: tokens of the blocks in which some fill was looked for; apart: those of them with |d| > APART.
+        seen: tokens of the blocks in which some fill was looked for; apart: those with |d| > APART and > APART_OTHER.
     """
 
     fills: dict[tuple[int, float], Fill] = table()
     seen: Ints = counts(1)
-    apart: Ints = counts(1)
+    apart: Ints = counts(2)
 
     def look(self, window: Window, sampled: bool) -> Bools:
         """Take in a window; returns bool [v], the tokens that are placeholders.
@@ -74,7 +75,7 @@ class Placeholder(State):
         """
         bad = np.zeros(window.n, np.bool_)
         self.seen[0] += window.n
-        self.apart[0] += int(np.count_nonzero(window.abs_d > APART))
+        self.apart += [int(np.count_nonzero(window.abs_d > limit)) for limit in (APART, APART_OTHER)]
         for side, (x, other) in enumerate(((window.r, window.t), (window.t, window.r))):
             for value in candidates(x) if sampled else (0.0,):
                 equal = x == value
@@ -86,6 +87,8 @@ class Placeholder(State):
     def _fill(self, window: Window, side: int, value: float, equal: Bools, other: Floats) -> Bools:
         fill = self.fills.setdefault((side, value), Fill())
         fake = equal & (np.abs(other - value) > (APART if value == 0.0 else APART_OTHER))
+        if value != 0.0:  # where the other side is a fill itself, it contradicts nothing
+            fake &= other != 0.0
         fill.there[0] += int(np.count_nonzero(other == value))
         fill.equal[0] += int(np.count_nonzero(equal))
         n_fake = int(np.count_nonzero(fake))
@@ -133,9 +136,11 @@ def _convicted(value: float, fill: Fill, whole: Placeholder) -> bool:
     equal, fake, there = int(fill.equal[0]), int(fill.fake[0]), int(fill.there[0])
     if fake < MIN_FAKE or fake < (FAKE_SHARE if value == 0.0 else FAKE_SHARE_OTHER) * equal:
         return False
-    others, apart = int(whole.seen[0]) - equal, int(whole.apart[0]) - fake
-    lifted = bool(fake * max(others, 1) > LIFT * max(apart, 0) * equal)
-    return lifted or equal > EXCESS * there + MIN_FAKE
+    seen, apart = int(whole.seen[0]), int(whole.apart[0 if value == 0.0 else 1])
+    expected = equal * max(apart - fake, 0) / max(seen - equal, 1)
+    lifted = fake > LIFT * expected and fake > expected + 4 * expected**0.5 + MIN_FAKE - 1
+    frequent = equal > EXCESS * there + MIN_FAKE if value == 0.0 else abs(value) > APART / 20 and equal > COMMON * seen
+    return lifted or frequent
 
 
 def judge(scene: Scene) -> list[Draft]:

@@ -124,15 +124,16 @@ def judge(scene: Scene) -> list[Draft]:
 def _split(rows: list[tuple[int, float, float, float, int]], which: int) -> tuple[float, int, float] | None:
     """(ratio late over early, index of the first late row, standard errors apart) of the split that is furthest from 1."""
     best: tuple[float, int, float] | None = None
+    everything = sum(r[4] for r in rows)
+    # the spread of all tokens stands for that of both parts: a short part with a heavy tail shows too little of its own
+    spread = math.sqrt(sum((r[which] * r[3]) ** 2 * r[4] ** 2 for r in rows) / everything)
     for i in range(1, len(rows)):
-        parts = []
-        for part in (rows[:i], rows[i:]):
-            n = sum(r[4] for r in part)
-            mean = sum(r[which] * r[4] for r in part) / n
-            error = math.sqrt(sum((r[which] * r[3] * r[4]) ** 2 for r in part)) / n
-            parts.append((mean, error))
-        (early, e1), (late, e2) = parts
-        z = abs(late - early) / max(math.hypot(e1, e2), 1e-12)
+        (n1, early), (n2, late) = (
+            (n, sum(r[which] * r[4] for r in part) / n)
+            for part in (rows[:i], rows[i:])
+            for n in [sum(r[4] for r in part)]
+        )
+        z = abs(late - early) / max(spread * math.sqrt(1 / n1 + 1 / n2), 1e-12)
         ratio = late / max(early, 1e-12)
         if best is None or abs(math.log(max(ratio, 1e-12))) > abs(math.log(max(best[0], 1e-12))):
             best = (ratio, i, z)

@@ -81,7 +81,7 @@ def ranks(scene: Scene) -> list[Draft]:
                 "another task or prompt set on that rank",
                 "a shift or fill on that rank alone (then named above)",
             ),
-            figures={"mean_abs_d_by_rank": {str(r): _mean(cells[r]) for r in order}},
+            figures={"mean_abs_d_by_rank": {str(r): _mean(cells[r]) for r in order}, "pooled_mean_abs_d": total},
             source="NeMo#2180, vime#66: one engine of many is bad; 3x and 6 standard errors from docs/doctor.md",
             next="rollout-is analyze DUMP --by rank; rollout-is explain where.rank",
         )
