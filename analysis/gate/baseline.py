@@ -116,8 +116,8 @@ def limits_toml(limits: Sequence[Limit], summary: Summary, baseline_path: str | 
     for statistic_id, several in grouped.items():
         statistic = summary.get(statistic_id)
         if statistic is not None and statistic.value is not None:
-            error = f" +- {statistic.stderr:.2g}" if statistic.stderr else ""
-            lines.append(f"# was {statistic.value:.4g}{error}")
+            error = f" ± {statistic.stderr:.2g}" if statistic.stderr else ""
+            lines.append(f"# was {statistic.value:.6g}{error}")
         tables = [_inline(limit) for limit in several]
         key = _string(statistic_id)
         if len(tables) == 1:

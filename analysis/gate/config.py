@@ -147,7 +147,7 @@ class _Reader:
         return Origin(self.place, self.lines.get(path))
 
     def fail(self, path: tuple[str, ...], expected: str, found: str, fix: str = "") -> UsageError:
-        name = path[-1] if path else "limits"
+        name = next((part for part in reversed(path) if not part.isdigit()), "limits")
         return UsageError(
             str(self.origin(path)),
             f"{name}: expected {expected}, found {found}",
@@ -179,8 +179,9 @@ class _Reader:
         for key, value in table.items():
             here, statistic = (*path, key), (*name, key)
             if isinstance(value, list):
-                for item in value:
-                    yield self.limit(self.table(item, here, "a limit"), here, statistic)
+                for number, item in enumerate(value):
+                    place = (*here, str(number))
+                    yield self.limit(self.table(item, place, "a limit"), place, statistic)
             elif isinstance(value, Mapping) and value and all(isinstance(v, Mapping | list) for v in value.values()):
                 if set(value) & set(LIMIT_KEYS):
                     yield self.limit(value, here, statistic)

@@ -16,7 +16,8 @@ def key_lines(text: str) -> dict[Path, int]:
         text: valid TOML (tomllib has read it before).
 
     Returns:
-        path -> line of its first appearance. Keys inside an inline table share the line of the outermost key.
+        path -> line of its first appearance. Keys inside an inline table share the line of the outermost key; a table that
+        starts a line inside an array has its own, under its number (``("limits", "a.b.c", "0")``).
 
     >>> key_lines('[limits]\\n"masked.token.rollout_is_mean" = { min = 0.9 }\\n')[("limits", "masked.token.rollout_is_mean")]
     2
@@ -24,12 +25,21 @@ def key_lines(text: str) -> dict[Path, int]:
     lines: dict[Path, int] = {}
     header: Path = ()
     inside: str | None = None  # the delimiter of a multi-line string that is open
+    array: Path = ()  # the array of tables that is open
+    items = 0
     for number, line in enumerate(text.split("\n"), 1):
         if inside is not None:
             if line.count(inside) % 2 == 1:
                 inside = None
             continue
         stripped = line.strip()
+        if array and stripped.startswith(("{", "]")):
+            if stripped.startswith("]"):
+                array = ()
+            else:
+                lines[(*array, str(items))] = number
+                items += 1
+            continue
         if stripped.startswith("["):
             parts, rest = _dotted(stripped.lstrip("["))
             if parts and rest.startswith("]") and "=" not in rest.split("#")[0]:
@@ -40,6 +50,8 @@ def key_lines(text: str) -> dict[Path, int]:
         if parts and rest.startswith("="):
             for depth in range(1, len(parts) + 1):
                 lines.setdefault(header + parts[:depth], number)
+            if rest[1:].split("#")[0].strip() == "[":
+                array, items = header + parts, 0
             for quotes in ('"""', "'''"):
                 if rest.count(quotes) % 2 == 1:
                     inside = quotes

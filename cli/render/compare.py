@@ -91,7 +91,7 @@ def remarks(comparison: Comparison) -> list[str]:
             f"dumped), p-values corrected for the {number} tested row{'s'[: number != 1]} (Holm)"
         )
     out.append(
-        "+- is one standard error; better and worse follow each statistic's own direction (rollout-is explain NAME)"
+        "± is one standard error; better and worse follow each statistic's own direction (rollout-is explain NAME)"
     )
     return list(dict.fromkeys(out))
 
@@ -115,9 +115,9 @@ def _rows(pair: Pair, notes: Footnotes) -> Table:
     columns = (
         Column("statistic", "left"),
         Column("value", group=pair.a),
-        Column("+-", group=pair.a, drop=3),
+        Column("±", group=pair.a, drop=3),
         Column("value", group=pair.b),
-        Column("+-", group=pair.b, drop=3),
+        Column("±", group=pair.b, drop=3),
         Column("change"),
         Column("p", drop=2),
         Column("", "left"),

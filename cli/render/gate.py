@@ -8,7 +8,7 @@ from rollout_is.analysis.catalog import find
 from rollout_is.analysis.gate.evaluate import Outcome, Verdict
 from rollout_is.analysis.gate.limits import Limit
 from rollout_is.cli.render.markup import escape, to_csv, to_markdown
-from rollout_is.cli.render.numbers import figure
+from rollout_is.cli.render.numbers import count, figure
 from rollout_is.cli.render.table import Cell, Column, Style, Table, cell
 from rollout_is.cli.render.terminal import Terminal
 from rollout_is.cli.render.text import render, wrap
@@ -133,9 +133,9 @@ def _table(title: str, outcomes: Sequence[Outcome], short: bool) -> Table:
             (
                 cell(status, style=_STYLES[status]),
                 cell(_short(outcome.limit.statistic) if short else outcome.limit.statistic),
-                _figure(outcome.value),
+                _figure(outcome.value, outcome),
                 cell(outcome.limit.describe()),
-                _figure(outcome.baseline),
+                _figure(outcome.baseline, outcome),
                 cell(change_text(outcome), outcome.change if outcome.change is not None else ""),
                 cell(shown),
             )
@@ -153,8 +153,9 @@ def _short(statistic: str) -> str:
     return name if name and len(find(name)) == 1 else rest
 
 
-def _figure(value: float | None) -> Cell:
-    return Cell(figure(value), value)
+def _figure(value: float | None, outcome: Outcome) -> Cell:
+    counted = _head(outcome.limit) in ("coverage", "notes", "findings")
+    return Cell(count(value) if counted else figure(value), value)
 
 
 def change_text(outcome: Outcome) -> str:

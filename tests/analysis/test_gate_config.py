@@ -46,8 +46,9 @@ max = 0
     k3 = found["masked.mismatch.mismatch_k3_kl", None]
     assert (k3.max, k3.min, k3.origin, k3.reason) == (1e-3, None, Origin(str(path), 5), "NeMo guide")
     mean = found["masked.token.rollout_is_mean", None]
-    assert (mean.min, mean.max, mean.origin.line, mean.severity) == (0.98, 1.02, 6, "error")
-    assert found["masked.token.rollout_is_mean", PerStep("any")].severity == "warning"
+    assert (mean.min, mean.max, mean.origin.line, mean.severity) == (0.98, 1.02, 7, "error")
+    stepwise = found["masked.token.rollout_is_mean", PerStep("any")]
+    assert (stepwise.severity, stepwise.origin.line) == ("warning", 8)
     change = found["masked.mismatch.mismatch_logprob_abs_diff", None]
     assert change.max_change == MaxChange(0.5, 1e-4, "increase")
     assert change.origin.line == 10

@@ -175,7 +175,7 @@ def test_stale_weights_from_step_3_are_caught_with_the_step(tmp_path: Path, base
     assert code == 1
     first = " ".join(line.strip() for line in out.splitlines()[1:4])
     assert first.startswith(f"FAIL {ABS_DIFF}: step ")
-    assert "2 of 4 steps outside (3, 4) (rollout-is.toml:7)" in first
+    assert "2 of 4 steps outside (3, 4) (rollout-is.toml:9)" in first
 
 
 def test_one_bad_rank_and_a_lost_mask_are_caught(tmp_path: Path, baseline: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_mismatch_that_vanished_is_caught_too(tmp_path: Path, baseline: Path) 
 def test_a_missing_step_is_an_error(tmp_path: Path, baseline: Path) -> None:
     code, out, _ = run("check", write_dump(tmp_path / "short", {1: 0.01, 2: 0.01, 3: 0.01}))
     assert code == 1
-    assert f"ERROR {ABS_DIFF}: missing step 4, which the baseline holds (rollout-is.toml:7)" in " ".join(out.split())
+    assert f"ERROR {ABS_DIFF}: missing step 4, which the baseline holds (rollout-is.toml:9)" in " ".join(out.split())
 
 
 def test_a_baseline_of_another_mask_is_an_error(tmp_path: Path, baseline: Path) -> None:
