@@ -13,10 +13,10 @@ from rollout_is.analysis.engine import Coverage, Partial, bounds_of
 from rollout_is.analysis.finish import Pool
 from rollout_is.analysis.grouping import order_of
 from rollout_is.analysis.observe import Observations
+from rollout_is.analysis.populations import Table
 from rollout_is.analysis.rows import FragmentSums, Row, SequenceFacts, sequence_row, token_clusters
 from rollout_is.analysis.settings import TOKEN_GROUPINGS, Settings
 from rollout_is.analysis.summary import Group, Statistic
-from rollout_is.analysis.sums import Table
 from rollout_is.analysis.tails import Tails
 from rollout_is.dumps.shard import ShardInfo
 

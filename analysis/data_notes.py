@@ -80,7 +80,7 @@ def data_notes(
     _resolution(observed, shards, mean_abs, note)
     if observed.masked_fill:
         top = sorted(observed.masked_fill.items(), key=lambda kv: (-kv[1], kv[0]))[:5]
-        values = ", ".join(f"{value} ({count:,})" for value, count in top)
+        values = ", ".join(value for value, _ in top)
         note("mask-fill-values", "info", "rollout", f"observed fill values under the mask: {values}")
     return notes
 

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollout_is.analysis import grouped, sums
+from rollout_is.analysis import grouped
+from rollout_is.analysis import populations as sums
 from rollout_is.analysis.batch import Block, Consumer, Floats, Ints, SequenceTable, Unit
-from rollout_is.analysis.observe import KNOWN_FILLS, Observations, all_nan_pieces, is_known_fill
+from rollout_is.analysis.fills import Fills
+from rollout_is.analysis.observe import Observations
 from rollout_is.analysis.ops import make_ops
+from rollout_is.analysis.populations import Bounds, Table
 from rollout_is.analysis.rows import (
     FragmentSums,
     Population,
@@ -26,7 +29,8 @@ from rollout_is.analysis.rows import (
 )
 from rollout_is.analysis.select import Picker, fold32, valid_of
 from rollout_is.analysis.settings import Settings
-from rollout_is.analysis.sums import Bounds, Sums, Table, Workspace
+from rollout_is.analysis.split import Layout, lay_out
+from rollout_is.analysis.sums import Sums, Workspace
 from rollout_is.analysis.units import BLOCK_POSITIONS
 from rollout_is.analysis.worst import WorstSequences, WorstTokens
 
@@ -127,15 +131,12 @@ class _UnitRun:
         self.edges = offsets[unit.first : unit.last + 1]
         self.segments = unit.last - unit.first
         self.observed = Observations()
-        self.facts_low = np.zeros(self.segments, dtype=np.int64)
-        self.facts_high = np.zeros(self.segments, dtype=np.int64)
+        self.facts_low = np.zeros((2, self.segments), dtype=np.int64)  # masked-out, valid
+        self.facts_high = np.zeros((2, self.segments), dtype=np.int64)
         self.nonfinite = np.zeros((2, self.segments), dtype=np.int64)  # masked-out, valid
         self.valid = np.zeros(self.segments, dtype=np.int64)
         self.checksum = np.zeros(self.segments, dtype=np.int64)
-        self.fill_low = np.full(self.segments, np.inf)
-        self.fill_high = np.full(self.segments, -np.inf)
-        self.fill_seen = np.zeros(self.segments, dtype=bool)
-        self.fill_nan = np.ones(self.segments, dtype=bool)
+        self.fills = Fills(self.segments)
         settings = engine.settings
         self.skipped = np.array(
             [(unit.id.shard, s) in engine.skip for s in range(unit.first, unit.last)] if engine.skip else [], dtype=bool
@@ -145,7 +146,7 @@ class _UnitRun:
             r for r in shard.info.columns if r.startswith("mask.") and r != f"mask.{settings.mask}"
         )
         shift = self._pilot(int(offsets[unit.first]))
-        self.populations = [Sums(engine.bounds, shift, engine.mismatch) for _ in range(2)]  # masked-out, valid
+        self.sums = Sums(engine.bounds, shift, engine.mismatch, self.segments)
         self.groups = grouped.Groups.of(self, shift) if engine.work2 is not None else None
         for consumer in engine.consumers:
             consumer.begin(unit, shard)
@@ -198,7 +199,7 @@ class _UnitRun:
             if not keep.all():
                 self._skip(train, rollout, valid, keep, starts, sequence, lengths, start)
                 return
-        self._halves(train, rollout, valid, starts, sequence, lengths, start)
+        self._arranged(train, rollout, valid, starts, sequence, lengths, start)
 
     def _skip(
         self, train: Tensor, rollout: Tensor, valid: Any, keep: Any, starts: Ints, sequence: Ints, lengths: Ints, start: int
@@ -211,136 +212,109 @@ class _UnitRun:
         index = torch.from_numpy(np.flatnonzero(keep))
         stay = ~self.skipped[sequence]
         inner = np.concatenate(([0], np.cumsum(lengths[stay])[:-1]))
-        self._halves(train[index], rollout[index], valid[keep], inner, sequence[stay], lengths[stay], start)
+        self._arranged(train[index], rollout[index], valid[keep], inner, sequence[stay], lengths[stay], start)
 
-    def _halves(
+    def _arranged(
         self, train: Tensor, rollout: Tensor, valid: Any, starts: Ints, sequence: Ints, lengths: Ints, start: int
     ) -> None:  # fmt: skip
-        n = len(valid)
-        count = int(np.count_nonzero(valid))
-        if count in (0, n):
-            per_piece = lengths if count else np.zeros_like(lengths)
-        else:
-            per_piece = np.add.reduceat(valid, starts, dtype=np.int64)
-        self.valid[sequence] += per_piece
-        for half in (1, 0):
-            counts = per_piece if half else lengths - per_piece
-            size = count if half else n - count
-            if size == 0:
-                if half:
-                    self._consume_nothing(train, rollout, valid, start)
-                continue
-            index = None if size == n else np.flatnonzero(valid if half else ~valid)
-            has = counts > 0
-            own, counts = sequence[has], counts[has]
-            inner = np.concatenate(([0], np.cumsum(counts)[:-1]))
-            raw_train = self.engine.picker.pick(train, index, "train")
-            raw_rollout = self.engine.picker.pick(rollout, index, "rollout")
-            if half:
-                bits = fold32(raw_train) * np.int32(-1640531527) ^ fold32(raw_rollout)
-                self.checksum[own] += np.add.reduceat(bits, inner, dtype=np.int32)
-            self._half(half, raw_train, raw_rollout, inner, own, counts, index, start, per_piece, sequence)
-            if half and self.engine.consumers:
-                self._consume(train, rollout, valid, start)
-
-    def _half(
-        self, half: int, raw_train: Tensor, raw_rollout: Tensor, starts: Ints, sequence: Ints, counts: Ints,
-        index: Ints | None, start: int, per_piece: Ints, all_sequences: Ints,
-    ) -> None:  # fmt: skip
+        """One block: valid tokens to the front, then everything on both halves at once."""
         engine, work = self.engine, self.engine.work
         ops = engine.ops
-        v = len(raw_train)
+        layout = lay_out(valid, starts, sequence, lengths)
+        self.valid[sequence] += layout.valid_counts
+        v, split, pieces = len(valid), layout.split, layout.valid_pieces
+        raw_train = engine.picker.arrange(train, layout, "train")
+        raw_rollout = engine.picker.arrange(rollout, layout, "rollout")
+        if split:
+            bits = fold32(raw_train[:split]) * np.int32(-1640531527) ^ fold32(raw_rollout[:split])
+            self.checksum[layout.sequence[:pieces]] += np.add.reduceat(bits, layout.starts[:pieces], dtype=np.int32)
         ops.load(raw_train, work.train[:v])
         ops.load(raw_rollout, work.rollout[:v])
-        if not half:
-            self._see_fills(ops.host(work.rollout[:v]), starts, sequence, per_piece, all_sequences)
+        if split < v:
+            hidden, own = ops.host(work.rollout[split:v]), layout.sequence[pieces:]
+            self.observed.see_masked(hidden)
+            self.fills.see(hidden, layout.starts[pieces:] - split, own, self.valid[own] == 0)
         ops.subtract(work.train[:v], work.rollout[:v], work.d[:v])
+        starts, sequence = layout.starts, layout.sequence.copy()
+        sequence[pieces:] += self.segments
         low, high = ops.segment_min(work.d[:v], starts), ops.segment_max(work.d[:v], starts)
+        kept: Ints | None = None
         if not (math.isfinite(float(low.min())) and math.isfinite(float(high.max()))):
-            kept = self._drop_nonfinite(half, v, starts, sequence, counts, index, start)
-            if kept is None:
-                self._last = (0, starts[:0], sequence[:0], index)
-                return
-            v, starts, sequence, index = kept
-            low, high = ops.segment_min(work.d[:v], starts), ops.segment_max(work.d[:v], starts)
-        if half:
-            self.observed.see_valid(ops.host(work.train[:v]), ops.host(work.rollout[:v]))
-            self._last = (v, starts, sequence, index)
-        self.populations[half].add(work, v, starts, sequence, low, high)
-        if half and self.tokens is not None:
-            self.tokens.see(ops, work, v, starts, sequence + self.unit.first, index, start, self.unit.id.shard)
-        if self.groups is not None:
-            self.groups.see(half, v, starts, sequence, index, start)
-
-    def _see_fills(self, rollout: Floats, starts: Ints, sequence: Ints, per_piece: Ints, every: Ints) -> None:
-        """Extremes of the rollout side of segments without a valid token: is it one known fill value?"""
-        self.observed.see_masked(rollout)
-        empty = self.valid[sequence] == 0
-        if not empty.any():
-            return
-        low, high = np.fmin.reduceat(rollout, starts), np.fmax.reduceat(rollout, starts)
-        nan = np.isnan(rollout)
-        some_nan = np.logical_or.reduceat(nan, starts) if nan.any() else np.zeros(len(starts), dtype=bool)
-        own = sequence[empty]
-        self.fill_seen[own] = True
-        self.fill_low[own] = np.fmin(self.fill_low[own], low[empty])
-        self.fill_high[own] = np.fmax(self.fill_high[own], high[empty])
-        every_nan = all_nan_pieces(rollout, starts)[empty] if nan.any() else np.zeros(len(own), dtype=bool)
-        self.fill_nan[own] &= every_nan
-        mixed = own[some_nan[empty] & ~every_nan]
-        self.fill_low[mixed], self.fill_high[mixed] = -np.inf, np.inf
+            kept = self._drop_nonfinite(v, split, starts, sequence, layout, start)
+            v, split = len(kept), int(np.searchsorted(kept, split))
+            starts, sequence = self._pieces_left(kept, starts, sequence)
+            if v:
+                low, high = ops.segment_min(work.d[:v], starts), ops.segment_max(work.d[:v], starts)
+        if v:
+            if split:
+                self.observed.see_valid(ops.host(work.train[:split]), ops.host(work.rollout[:split]))
+            self.sums.add(work, v, split, starts, sequence, low, high)
+        pieces = int(np.searchsorted(starts, split))
+        if self.tokens is not None or self.groups is not None or engine.consumers:
+            index = layout.positions(len(valid))
+            index = (index if kept is None else index[kept])[:split]
+            own = sequence[:pieces]
+            if engine.consumers:
+                self._consume(train, rollout, valid, start, split, starts[:pieces], own, index)
+            if self.tokens is not None and split:
+                segments = own + self.unit.first
+                self.tokens.see(ops, work, split, starts[:pieces], segments, index, start, self.unit.id.shard)
+            if self.groups is not None and v:
+                self.groups.see(v, split, starts, sequence, index, start)
 
     def _drop_nonfinite(
-        self, half: int, v: int, starts: Ints, sequence: Ints, counts: Ints, index: Ints | None, start: int
-    ) -> tuple[int, Ints, Ints, Ints | None] | None:
-        """Move the finite tokens together; count and place the others."""
-        engine, work = self.engine, self.engine.work
-        ops = engine.ops
+        self, v: int, split: int, starts: Ints, sequence: Ints, layout: Layout, start: int
+    ) -> Ints:  # fmt: skip
+        """Move the finite tokens together; count and place the others. Gives what was kept, int64."""
+        work, ops = self.engine.work, self.engine.ops
         train, rollout, d = (ops.host(x[:v]) for x in (work.train, work.rollout, work.d))
         finite = np.isfinite(train) & np.isfinite(rollout) & np.isfinite(d)
         bad = np.flatnonzero(~finite)
-        at = np.searchsorted(starts, bad, side="right") - 1
-        lost = np.bincount(at, minlength=len(starts))
-        self.nonfinite[half][sequence] += lost
-        population = self.populations[half]
-        down, up = d[bad] == -np.inf, d[bad] == np.inf
-        population.infinite[0] += int(down.sum())
-        population.infinite[1] += int(up.sum())
-        if half:
-            self.facts_low[sequence] += np.bincount(at[down], minlength=len(starts))
-            self.facts_high[sequence] += np.bincount(at[up], minlength=len(starts))
-            self.observed.nonfinite_valid += len(bad)
-            self.observed.valid += len(bad)
-            positions = (bad if index is None else index[bad]) + start
-            places = [
-                (self.unit.id.shard, int(p), float(train[b]), float(rollout[b]))
-                for p, b in zip(positions[:10], bad[:10], strict=True)
-            ]
-            self.observed.nonfinite_places = sorted(self.observed.nonfinite_places + places, key=lambda p: p[:2])[:10]
-            if self.tokens is not None:
-                self.tokens.see_nonfinite(
-                    positions, (sequence + self.unit.first)[at], train[bad], rollout[bad], self.unit.id.shard
-                )
-        else:
-            self.observed.nonfinite_masked += len(bad)
-        if not finite.any():
-            return None
+        own = sequence[np.searchsorted(starts, bad, side="right") - 1]
+        for half, inside in ((1, bad < split), (0, bad >= split)):
+            where = own[inside] - (0 if half else self.segments)
+            np.add.at(self.nonfinite[half], where, 1)
+            down, up = d[bad[inside]] == -np.inf, d[bad[inside]] == np.inf
+            infinite = self.sums.halves[half].infinite
+            infinite[0] += int(down.sum())
+            infinite[1] += int(up.sum())
+            np.add.at(self.facts_low[half], where[down], 1)
+            np.add.at(self.facts_high[half], where[up], 1)
+            if half and inside.any():
+                places = layout.positions(v)[bad[inside]] + start
+                self._place_nonfinite(places, where, train[bad[inside]], rollout[bad[inside]])
+            elif not half:
+                self.observed.nonfinite_masked += int(inside.sum())
         keep = np.flatnonzero(finite)
         for buffer, values in ((work.train, train), (work.rollout, rollout), (work.d, d)):
             ops.load(_tensor(values[keep]), buffer[: len(keep)])
-        counts = counts - lost
-        has = counts > 0
-        inner = np.concatenate(([0], np.cumsum(counts[has])[:-1]))
-        return len(keep), inner, sequence[has], keep if index is None else index[keep]
+        return keep
 
-    def _consume_nothing(self, train: Tensor, rollout: Tensor, valid: Any, start: int) -> None:
-        if self.engine.consumers:
-            none = np.zeros(0, dtype=np.int64)
-            self._last = (0, none, none, none)
-            self._consume(train, rollout, valid, start)
+    def _place_nonfinite(self, positions: Ints, sequence: Ints, train: Floats, rollout: Floats) -> None:
+        shard = self.unit.id.shard
+        self.observed.nonfinite_valid += len(positions)
+        self.observed.valid += len(positions)
+        few = slice(0, 10)
+        places = [
+            (shard, int(p), float(t), float(r))
+            for p, t, r in zip(positions[few], train[few], rollout[few], strict=True)
+        ]
+        self.observed.nonfinite_places = sorted(self.observed.nonfinite_places + places, key=lambda p: p[:2])[:10]
+        if self.tokens is not None:
+            self.tokens.see_nonfinite(positions, sequence + self.unit.first, train, rollout, shard)
 
-    def _consume(self, train: Tensor, rollout: Tensor, valid: Any, start: int) -> None:
-        v, starts, sequence, index = self._last
+    @staticmethod
+    def _pieces_left(kept: Ints, starts: Ints, sequence: Ints) -> tuple[Ints, Ints]:
+        """The pieces of the tokens that were kept."""
+        piece = np.searchsorted(starts, kept, side="right") - 1
+        first = (
+            np.flatnonzero(np.concatenate(([True], piece[1:] != piece[:-1]))) if len(kept) else np.zeros(0, np.int64)
+        )
+        return first, sequence[piece[first]]
+
+    def _consume(
+        self, train: Tensor, rollout: Tensor, valid: Any, start: int, v: int, starts: Ints, sequence: Ints, index: Ints
+    ) -> None:  # fmt: skip
         work = self.engine.work
         if self.engine.settings.device == "cpu":
             import torch
@@ -361,14 +335,16 @@ class _UnitRun:
         group_ids = None
         if groups_column is not None:
             group_ids = groups_column[unit.first : unit.last].to(dtype=_int64()).numpy()
-        valid_table = self.populations[1].table().spread(self.segments)
-        hidden_table = self.populations[0].table().spread(self.segments)
-        facts = SequenceFacts(self.nonfinite[1], self.facts_low, self.facts_high, group_ids)
-        masked = self._row(Population([self.populations[1]]), valid_table, facts, self.valid > 0)
+        valid_table, hidden_table = (table.spread(self.segments) for table in self.sums.tables())
+        valid_half, hidden_half = self.sums.half(True), self.sums.half(False)
+        facts = SequenceFacts(self.nonfinite[1], self.facts_low[1], self.facts_high[1], group_ids)
+        masked = self._row(Population([valid_half]), valid_table, facts, self.valid > 0)
         unmasked: Row | None = None
-        if self.populations[0].pieces or self.nonfinite[0].any():
-            both = SequenceFacts(self.nonfinite[0] + self.nonfinite[1], self.facts_low, self.facts_high, group_ids)
-            population = Population([self.populations[1], self.populations[0]])
+        if hidden_half.n or self.nonfinite[0].any():
+            both = SequenceFacts(
+                self.nonfinite.sum(axis=0), self.facts_low.sum(axis=0), self.facts_high.sum(axis=0), group_ids
+            )
+            population = Population([valid_half, hidden_half])
             unmasked = self._row(population, valid_table.plus(hidden_table), both, lengths > 0)
         partial = Partial(
             unit=unit,
@@ -404,13 +380,7 @@ class _UnitRun:
 
     def _padlike(self) -> Any:
         """bool [s]: fully masked, and pad by ``segment_is_pad`` or by its rollout values."""
-        dtype = self.shard.read("rollout", self.unit.start, self.unit.start).dtype
-        import torch
-
-        rounded = torch.tensor(KNOWN_FILLS, dtype=torch.float64).to(dtype).to(torch.float64).numpy()
-        low = np.where(self.fill_nan & self.fill_seen, np.nan, self.fill_low)
-        high = np.where(self.fill_nan & self.fill_seen, np.nan, self.fill_high)
-        pad = is_known_fill(low, high, rounded) & self.fill_seen
+        pad = self.fills.padlike(self.shard.read("rollout", self.unit.start, self.unit.start).dtype)
         said = self.shard.segment_column("segment_is_pad")
         if said is not None:
             pad |= (said[self.unit.first : self.unit.last] != 0).numpy()
@@ -435,7 +405,7 @@ class _UnitRun:
 
     def _consumer_table(self, table: Table, lengths: Ints) -> SequenceTable:
         t = table.sums
-        shift = self.populations[1].shift
+        shift = self.sums.shift
         n = t[sums.N]
         return SequenceTable(
             first=self.unit.first,
@@ -445,7 +415,7 @@ class _UnitRun:
             sum_d=t[sums.D],
             sum_abs=t[sums.ABS],
             sum_d2=t[sums.D2] + 2.0 * shift * (t[sums.D] - n * shift) + n * shift * shift,
-            sum_e=t[sums.E] + n * self.populations[1].e_shift,
+            sum_e=t[sums.E] + n * self.sums.e_shift,
             sum_train=t[sums.T],
             min_d=table.low,
             max_d=table.high,

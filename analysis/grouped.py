@@ -50,7 +50,7 @@ class Groups:
         self.run = run
         self.shift = shift
         self.by = [by for by in run.engine.settings.by if by not in UNIT_GROUPINGS]
-        self.sums: dict[tuple[str, int, int], Sums] = {}
+        self.sums: dict[tuple[str, int], Sums] = {}
         self.seen = np.zeros(run.segments, dtype=np.int64)  # valid tokens so far: for positions in the response
         self.names: dict[tuple[str, int], str] = {}
         self.labels = {by: self._sequence_labels(by) for by in self.by if by in SEQUENCE_GROUPINGS}
@@ -101,63 +101,70 @@ class Groups:
                 counts += before[ends[1:]] - before[ends[:-1]]
         return np.where(counts > 0, power_of_two_bin(counts), NONE)
 
-    def see(self, half: int, v: int, starts: Ints, sequence: Ints, index: Ints | None, start: int) -> None:
-        """The tokens of one half of a block, standing in the engine's workspace."""
+    def see(self, v: int, split: int, starts: Ints, sequence: Ints, index: Ints, start: int) -> None:
+        """A block standing in the engine's workspace: valid tokens first, ``index`` their positions in the block."""
+        pieces = int(np.searchsorted(starts, split))
         lengths = np.diff(starts, append=v)
+        number = np.where(sequence >= self.run.segments, sequence - self.run.segments, sequence)
+        tokens = np.repeat(sequence, lengths)
+        valid = number[:pieces]
         for by in self.by:
             if by in self.labels:
-                label = np.repeat(self.labels[by][sequence], lengths)
-            elif not half:
+                self._split(by, 0, v, split, np.repeat(self.labels[by][number], lengths), tokens)
+                continue
+            if not split:
                 continue  # token groupings are of valid tokens
-            elif by == "position":
-                label = power_of_two_bin(np.arange(v) + np.repeat(self.seen[sequence] - starts, lengths))
+            if by == "position":
+                before = np.repeat(self.seen[valid] - starts[:pieces], lengths[:pieces])
+                label = power_of_two_bin(np.arange(split) + before)
             elif by == "probability":
-                label = probability_bin(self.run.engine.ops.host(self.run.engine.work.rollout[:v]))
+                label = probability_bin(self.run.engine.ops.host(self.run.engine.work.rollout[:split]))
             else:
-                label = self._versions(v, index, start)
-            self._split(by, half, label, np.repeat(sequence, lengths))
-        if half:
-            self.seen[sequence] += lengths
+                label = self._versions(index, start)
+            self._split(by, 0, split, split, label, tokens[:split])
+        self.seen[valid] += lengths[:pieces]
 
-    def _versions(self, v: int, index: Ints | None, start: int) -> Ints:
+    def _versions(self, index: Ints, start: int) -> Ints:
         shard = self.run.shard
         if "policy_version" not in shard.info.columns:
             raise _no_column(shard.info.name, "version", "policy_version")
-        stop = start + v if index is None else start + int(index[-1]) + 1
-        column = shard.read("policy_version", start, stop).to(dtype=_int64()).numpy()
-        out: Ints = column if index is None else column[index]
+        column = shard.read("policy_version", start, start + int(index.max()) + 1).to(dtype=_int64()).numpy()
+        out: Ints = column[index]
         return out
 
-    def _split(self, by: str, half: int, label: Ints, sequence: Ints) -> None:
+    def _split(self, by: str, first: int, stop: int, split: int, label: Ints, sequence: Ints) -> None:
+        """Sum tokens [first, stop) of the workspace label by label."""
+        import torch
+
         engine = self.run.engine
         ops, work, own = engine.ops, engine.work, engine.work2
         order = np.argsort(label, kind="stable")
         ordered = label[order]
         cuts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        train, rollout = ops.host(work.train[: len(label)]), ops.host(work.rollout[: len(label)])
-        import torch
-
+        train, rollout = ops.host(work.train[first:stop]), ops.host(work.rollout[first:stop])
         for a, b in zip(cuts, [*cuts[1:], len(label)], strict=True):
             value = int(ordered[a])
             if value == NONE:
                 continue
-            pick = order[a:b]
+            pick = order[a:b]  # ascending: valid tokens stay in front
             n = len(pick)
             ops.load(torch.from_numpy(train[pick]), own.train[:n])
             ops.load(torch.from_numpy(rollout[pick]), own.rollout[:n])
             ops.subtract(own.train[:n], own.rollout[:n], own.d[:n])
             inside = sequence[pick]
             starts = np.flatnonzero(np.concatenate(([True], inside[1:] != inside[:-1])))
-            key = (by, value, half)
-            if key not in self.sums:
-                self.sums[key] = Sums(engine.bounds, self.shift, engine.mismatch)
+            if (by, value) not in self.sums:
+                self.sums[by, value] = self._empty()
             low, high = ops.segment_min(own.d[:n], starts), ops.segment_max(own.d[:n], starts)
-            self.sums[key].add(own, n, starts, inside[starts], low, high)
+            self.sums[by, value].add(own, n, int(np.searchsorted(pick, split)), starts, inside[starts], low, high)
+
+    def _empty(self) -> Sums:
+        return Sums(self.run.engine.bounds, self.shift, self.run.engine.mismatch, self.run.segments)
 
     def finish(self, partial: Partial, lengths: Ints) -> None:
         """Add a row and a coverage for each label met in the unit."""
         for by in self.by:
-            labels = sorted({value for b, value, _ in self.sums if b == by})
+            labels = sorted({value for b, value in self.sums if b == by})
             if by in self.labels:
                 labels = sorted(set(labels) | {int(x) for x in np.unique(self.labels[by][lengths > 0]) if x != NONE})
             for value in labels:
@@ -168,46 +175,47 @@ class Groups:
 
         run = self.run
         unit, engine = run.unit, run.engine
-        empty = Sums(engine.bounds, self.shift, engine.mismatch)
-        valid, hidden = self.sums.get((by, value, 1), empty), self.sums.get((by, value, 0), empty)
+        own_sums = self.sums.get((by, value)) or self._empty()
+        valid, hidden = own_sums.half(True), own_sums.half(False)
+        table, hidden_table = own_sums.tables()
         whole = by in self.labels
-        table = valid.table()
         key = (by, self.names.get((by, value)) or name_of(by, value))
         column = run.shard.segment_column("group_ids")
         groups = None if column is None else column[unit.first : unit.last].to(dtype=_int64()).numpy()
 
-        def facts(nonfinite: Ints, at: Any) -> SequenceFacts:
-            return SequenceFacts(
-                nonfinite[at], run.facts_low[at], run.facts_high[at], None if groups is None else groups[at]
-            )
+        def facts(halves: list[int], at: Any) -> SequenceFacts:
+            nonfinite, low, high = (x[halves].sum(axis=0)[at] for x in (run.nonfinite, run.facts_low, run.facts_high))
+            return SequenceFacts(nonfinite, low, high, None if groups is None else groups[at])
 
-        def row(population: Population, at: Any, joined: Any, nonfinite: Ints) -> Row:
-            known = facts(nonfinite, joined.sequence)
+        def row(population: Population, at: Any, joined: Any, halves: list[int]) -> Row:
+            known = facts(halves, joined.sequence)
             token = token_row(population, joined, known, clustered=not (unit.fragment and whole))
             if not whole:
                 return Row(token, None)
             spread = joined.spread(run.segments)
-            own = facts(nonfinite, at)
             scaled = population.scaled.arrays()
             if unit.fragment:
+                own = facts(halves, slice(None))
                 return Row(token, None, FragmentSums((unit.id.shard, unit.first), spread, own, scaled, self.shift))
-            shift = math.expm1(self.shift)
+            own, shift = facts(halves, at), math.expm1(self.shift)
             return Row(token, sequence_row(spread.take(at), own, scaled, engine.bounds, shift, engine.mismatch))
 
         if not whole:
             count = int(table.sums[0].sum())
-            partial.rows[key] = (row(Population([valid]), None, table, run.nonfinite[1]), None)
+            partial.rows[key] = (row(Population([valid]), None, table, [1]), None)
             partial.coverage[key] = Coverage(positions=count, valid=count)
             return
         inside = self.labels[by] == value
+        for half, own_half in enumerate((hidden, valid)):
+            own_half.infinite[:] = [int(x[half][inside].sum()) for x in (run.facts_low, run.facts_high)]
         sequences = np.flatnonzero(inside & (run.valid > 0))
         segments = np.flatnonzero(inside & (lengths > 0))
-        masked = row(Population([valid]), sequences, table, run.nonfinite[1])
+        masked = row(Population([valid]), sequences, table, [1])
         unmasked = None
-        if hidden.pieces:
-            both = table.spread(run.segments).plus(hidden.table().spread(run.segments))
+        if hidden.n or run.nonfinite[0][inside].any():
+            both = table.spread(run.segments).plus(hidden_table.spread(run.segments))
             joined = both.take(both.sums[0] > 0)
-            unmasked = row(Population([valid, hidden]), segments, joined, run.nonfinite.sum(axis=0))
+            unmasked = row(Population([valid, hidden]), segments, joined, [0, 1])
         partial.rows[key] = (masked, unmasked)
         pad = 0 if unit.fragment else int(np.count_nonzero(run._padlike()[inside] & (lengths[inside] > 0)))
         full = 0 if unit.fragment else len(segments)

@@ -51,8 +51,8 @@ class Histogram:
         """
         dense = bins.copy()
         middle = HALF_BINS // 2
-        dense[middle] -= zeros - negative_zeros
-        dense[0] -= negative_zeros
+        dense[0] -= zeros - negative_zeros
+        dense[middle] -= negative_zeros
         # Infinity is the first bin of exponent 31 on either side.
         dense[31 * 64 : 32 * 64] = 0
         dense[middle + 31 * 64 :] = 0
@@ -93,7 +93,7 @@ class Histogram:
         half = (self.keys >= 0) & (self.keys < _WIDE_BASE)
         if half.any():
             key = self.keys[half]
-            negative = key < HALF_BINS // 2
+            negative = key >= HALF_BINS // 2
             magnitude = (key % (HALF_BINS // 2)).astype(np.uint16)
             sign = np.where(negative, -1.0, 1.0)
             # A half is rounded to nearest before it is cut, so a bin reaches from half a spacing below its first value to

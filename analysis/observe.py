@@ -13,6 +13,7 @@ from rollout_is.analysis.batch import Floats, Ints
 
 SAMPLE = 2048  # valid tokens of each unit looked at for repeated constants and resolution
 KNOWN_FILLS = (0.0, 1.0, -9999.0, -1e10, math.inf, -math.inf, math.nan)
+MASKED_SAMPLE = 8192  # masked-out positions of each unit looked at for fill values
 KEPT = 10  # values and places named; the rest are counted
 
 
@@ -53,6 +54,7 @@ class Observations:
     nonfinite_masked: int = 0
     nonfinite_places: list[tuple[int, int, float, float]] = field(default_factory=list)  # shard, position, t, r
     mask_values: Counter[float] = field(default_factory=Counter)
+    _looked: int = 0
     mask_differs: dict[str, bool] = field(default_factory=dict)  # further mask -> differs from the one in use
     masked_fill: Counter[str] = field(default_factory=Counter)  # constants seen under the mask, as text
 
@@ -105,7 +107,11 @@ class Observations:
         side.magnitude.append(float(np.median(np.abs(own))))
 
     def see_masked(self, rollout: Floats) -> None:
-        """Rollout log-probs at masked-out positions of a block, every value as stored."""
+        """Rollout log-probs at masked-out positions of a block, every value as stored; the first of each unit are looked at."""
+        if self._looked >= MASKED_SAMPLE:
+            return
+        rollout = rollout[: MASKED_SAMPLE - self._looked]
+        self._looked += len(rollout)
         first = rollout[0]
         same = np.isnan(rollout).all() if np.isnan(first) else bool((rollout == first).all())
         if same:

@@ -14,7 +14,9 @@ import numpy as np
 from rollout_is.analysis.batch import Floats, Ints
 
 DOT = 8192  # elements a BLAS keeps on one thread
-HALF_BINS = 4096  # sign, 5 exponent and 6 mantissa bits of a half: 64 bins an octave, 2**-20 wide below 2**-14
+HALF_BINS = (
+    4096  # sign, 5 exponent and 6 mantissa bits of a half: 64 bins an octave, 2**-20 wide below 2**-14; negatives last
+)
 
 
 class Ops(Protocol):
@@ -28,18 +30,20 @@ class Ops(Protocol):
     def subtract(self, a: Any, b: Any, out: Any) -> None: ...
     def multiply(self, a: Any, b: Any, out: Any) -> None: ...
     def absolute(self, x: Any, out: Any) -> None: ...
+    def with_reciprocal(self, w: Any, out: Any) -> None: ...
     def segment_sum(self, x: Any, starts: Ints) -> Floats: ...
     def segment_min(self, x: Any, starts: Ints) -> Floats: ...
     def segment_max(self, x: Any, starts: Ints) -> Floats: ...
     def total(self, x: Any) -> float: ...
     def dot(self, a: Any, b: Any) -> float: ...
     def minmax(self, x: Any) -> tuple[float, float]: ...
+    def maximum(self, x: Any) -> float: ...
     def count_zero(self, x: Any) -> int: ...
     def above(self, x: Any, bound: float) -> Ints: ...
     def fetch(self, x: Any, index: Ints) -> Floats: ...
     def put(self, x: Any, index: Ints, values: Any) -> None: ...
     def copy(self, x: Any) -> Any: ...
-    def half_histogram(self, x: Any) -> Ints: ...
+    def half_histogram(self, x: Any, split: int) -> tuple[Ints, Ints]: ...
     def host(self, x: Any) -> Floats: ...
 
 
@@ -63,7 +67,9 @@ class CpuOps:
 
         self._torch = torch
         self._half = torch.empty(block, dtype=torch.float16)
-        self._key = torch.empty(block, dtype=torch.int16)
+        self._bits = self._half.view(torch.int16).numpy().view(np.uint16)
+        self._key = np.empty(block, dtype=np.int16)
+        self._ones = np.ones(DOT)
         self._vector_exp = _numpy_exp_is_vectorised()
 
     def array(self, n: int) -> Any:
@@ -99,6 +105,10 @@ class CpuOps:
     def absolute(self, x: Any, out: Any) -> None:
         np.absolute(x, out=out)
 
+    def with_reciprocal(self, w: Any, out: Any) -> None:
+        np.reciprocal(w, out=out)
+        np.maximum(out, w, out=out)
+
     def segment_sum(self, x: Any, starts: Ints) -> Floats:
         out: Floats = np.add.reduceat(x, starts)
         return out
@@ -112,7 +122,7 @@ class CpuOps:
         return out
 
     def total(self, x: Any) -> float:
-        return float(np.add.reduce(x))
+        return sum(float(np.dot(x[i : i + DOT], self._ones[: len(x) - i])) for i in range(0, len(x), DOT))
 
     def dot(self, a: Any, b: Any) -> float:
         # A BLAS spreads long vectors over as many threads as the process may use, and the last bits follow. Short pieces stay on one.
@@ -120,6 +130,9 @@ class CpuOps:
 
     def minmax(self, x: Any) -> tuple[float, float]:
         return float(x.min()), float(x.max())
+
+    def maximum(self, x: Any) -> float:
+        return float(x.max())
 
     def count_zero(self, x: Any) -> int:
         return len(x) - int(np.count_nonzero(x))
@@ -137,16 +150,14 @@ class CpuOps:
     def copy(self, x: Any) -> Any:
         return x.copy()
 
-    def half_histogram(self, x: Any) -> Ints:
+    def half_histogram(self, x: Any, split: int) -> tuple[Ints, Ints]:
         torch = self._torch
         n = len(x)
-        half = self._half[:n]
-        half.copy_(torch.from_numpy(x))
-        key = self._key[:n]
-        torch.bitwise_right_shift(half.view(torch.int16), 4, out=key)
-        key.add_(HALF_BINS // 2)
-        out: Ints = torch.bincount(key, minlength=HALF_BINS).numpy()
-        return out
+        self._half[:n].copy_(torch.from_numpy(x))
+        np.right_shift(self._bits[:n], 4, out=self._key[:n].view(np.uint16))
+        key = torch.from_numpy(self._key)
+        first, second = (torch.bincount(key[a:b], minlength=HALF_BINS).numpy() for a, b in ((0, split), (split, n)))
+        return first, second
 
     def host(self, x: Any) -> Floats:
         out: Floats = x
@@ -186,6 +197,10 @@ class TorchOps:
     def absolute(self, x: Any, out: Any) -> None:
         self._torch.abs(x, out=out)
 
+    def with_reciprocal(self, w: Any, out: Any) -> None:
+        self._torch.reciprocal(w, out=out)
+        self._torch.maximum(out, w, out=out)
+
     def _segment(self, x: Any, starts: Ints, how: str) -> Floats:
         torch = self._torch
         offsets = torch.from_numpy(np.append(starts, len(x))).to(self.device)
@@ -211,6 +226,9 @@ class TorchOps:
         low, high = self._torch.aminmax(x)
         return float(low), float(high)
 
+    def maximum(self, x: Any) -> float:
+        return float(x.max())
+
     def count_zero(self, x: Any) -> int:
         return len(x) - int(self._torch.count_nonzero(x))
 
@@ -230,14 +248,16 @@ class TorchOps:
     def copy(self, x: Any) -> Any:
         return x.clone()
 
-    def half_histogram(self, x: Any) -> Ints:
+    def half_histogram(self, x: Any, split: int) -> tuple[Ints, Ints]:
         torch = self._torch
-        key = (x.to(torch.float16).view(torch.int16) >> 4).to(torch.int64) + HALF_BINS // 2
-        # bincount on CUDA adds integers atomically: order-free, hence still deterministic.
-        counts = torch.zeros(HALF_BINS, dtype=torch.int64, device=self.device)
-        counts.scatter_add_(0, key, torch.ones_like(key))
-        out: Ints = counts.cpu().numpy()
-        return out
+        key = ((x.to(torch.float16).view(torch.int16).to(torch.int64) & 0xFFFF) >> 4).reshape(-1)
+        out = []
+        for part in (key[:split], key[split:]):
+            # Integer adds commute, so a scatter is deterministic here though it is atomic on CUDA.
+            counts = torch.zeros(HALF_BINS, dtype=torch.int64, device=self.device)
+            counts.scatter_add_(0, part, torch.ones_like(part))
+            out.append(counts.cpu().numpy())
+        return out[0], out[1]
 
     def host(self, x: Any) -> Floats:
         out: Floats = x.cpu().numpy()

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollout_is.analysis import clusters, sums, weights
+from rollout_is.analysis import clusters, weights
+from rollout_is.analysis import populations as sums
 from rollout_is.analysis.batch import Floats, Ints
 from rollout_is.analysis.clusters import ClusterRow, GroupTable
 from rollout_is.analysis.histogram import merge
 from rollout_is.analysis.pareto import TopLogWeights
-from rollout_is.analysis.sums import Bounds, Pooled, Scaled, Sums, Table
+from rollout_is.analysis.populations import Bounds, Half, Pooled, Scaled, Table
 from rollout_is.analysis.weights import Moments, WeightRow
 
 # Quantities that carry a clustered standard error, in the order of the cluster rows.
@@ -113,7 +114,7 @@ class FragmentSums:
 class Population:
     """One or two token populations (valid; masked-out) of a unit, joined."""
 
-    members: list[Sums] = field(default_factory=list)
+    members: list[Half] = field(default_factory=list)
 
     @property
     def scaled(self) -> Scaled:
@@ -183,9 +184,7 @@ def token_row(population: Population, table: Table, facts: SequenceFacts, *, clu
         counts={k: int(total[k]) for k in ("high", "low", "extreme", "veto", "identical")},
         scaled_k3=_scaled_parts([m.scaled_k3 for m in members]),
         scaled_mult=_scaled_parts([m.scaled_abs for m in members]),
-        pooled=tuple(
-            (int(sum(p[sums.N].sum() for p in m.pieces)), m.pooled) for m in members if m.pieces and m.mismatch
-        ),
+        pooled=tuple((m.n, m.pooled) for m in members if m.n and m.mismatch),
         clusters=token_clusters(table, facts, shift) if clustered else None,
     )
 

@@ -1,4 +1,4 @@
-"""Pick the valid (or the masked-out) positions of a block out of the stored columns, bit for bit, into the workspace."""
+"""Bring the valid positions of a stored column to the front of a block, bit for bit; read masks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollout_is.analysis.batch import Ints
+from rollout_is.analysis.split import Layout
 from rollout_is.dumps.errors import DumpError
 
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ _BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 class Picker:
-    """Selects by index on the raw bits, so that no dtype and no bit pattern matters. Buffers are reused."""
+    """Moves raw bits, so that no dtype and no bit pattern matters. Buffers are reused."""
 
     def __init__(self, block: int) -> None:
         self._block = block
         self._buffers: dict[tuple[str, int], Any] = {}
 
-    def pick(self, source: Tensor, index: Ints | None, slot: str) -> Tensor:
-        """The elements at ``index`` in the source's dtype; the source itself when ``index`` is None."""
-        if index is None:
+    def arrange(self, source: Tensor, layout: Layout, slot: str) -> Tensor:
+        """The block's elements in the layout's order, in the source's dtype; the source itself when nothing moves."""
+        if layout.index is None and layout.runs is None:
             return source
         import torch
 
@@ -34,8 +34,12 @@ class Picker:
         key = (slot, size)
         if key not in self._buffers:
             self._buffers[key] = np.empty(self._block, dtype=_BITS[size])
-        out = self._buffers[key][: len(index)]
-        np.take(bits_of(source), index, out=out, mode="clip")
+        out = self._buffers[key][: len(source)]
+        raw = bits_of(source)
+        if layout.runs is not None:
+            np.concatenate([raw[a:b] for a, b in layout.runs], out=out)
+        elif layout.index is not None:
+            np.take(raw, layout.index, out=out, mode="clip")
         return torch.from_numpy(out).view(source.dtype)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from rollout_is.analysis import sums
+from rollout_is.analysis import populations as sums
 from rollout_is.analysis.batch import Floats, Ints, Unit
 from rollout_is.analysis.ops import Ops
-from rollout_is.analysis.sums import Table, Workspace
+from rollout_is.analysis.populations import Table
+from rollout_is.analysis.sums import Workspace
 
 # badness (inf where not finite), shard, segment, position, t, r
 TokenEntry = tuple[float, int, int, int, float, float]
