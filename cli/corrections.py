@@ -67,9 +67,10 @@ class Extras:
 
             summary = with_corrected(summary, share=self.note_above)
         if self.audited is not None:
+            from rollout_is.analysis.findings import findings
             from rollout_is.analysis.profiles.audit import with_audit
 
-            summary = with_audit(summary, self.audited)
+            summary = with_audit(replace(summary, findings=summary.findings or findings(summary)), self.audited)
             if not self.by_step_asked:
                 groups = {by: group for by, group in summary.groups.items() if by != "step"}
                 settings = {**summary.settings, "by": list(_without(self.settings.by, "step"))}

@@ -17,6 +17,51 @@ _FIGURES = {
 }
 
 
+# Notes and findings of policies, profiles and audits: what, why, what to do.
+_REMARKS = {
+    "note.policy-rejects": (
+        "a policy rejects more than the set share of the eligible tokens or sequences",
+        "the survivors' figures look healthy because what was unhealthy is gone",
+        "look at which rule rejects (by_rule) and at the KL of what was rejected; repair the mismatch before you filter it",
+    ),
+    "note.policy-oddity": (
+        "the preset reproduces a rule of its framework that its name does not suggest",
+        "it is what the framework does",
+        "explain the preset; write the rule that you mean as a spec",
+    ),
+    "note.policy-unjudged": (
+        "valid tokens without a finite log-ratio were judged by no rule",
+        "a missing or infinite log-prob under the mask",
+        "run doctor; the trainer either crashes on them or hides them",
+    ),
+    "note.policy-held": (
+        "weights beyond e^300 were counted as e^300",
+        "a policy without an upper bound on sequences far off policy",
+        "bound the weight",
+    ),
+    "note.profile-error": (
+        "the trainer would have failed on this input",
+        "it divides by zero or refuses a setting",
+        "see the message",
+    ),
+    "note.audit-unknown": (
+        "the trainer logged names that the profile does not have under these settings",
+        "other metrics of the trainer, or a setting that is missing",
+        "give the settings that the run had",
+    ),
+    "audit.padding-rows": (
+        "numbers that the trainer logged count padding segments as sequences",
+        "pad segments of a pack, or fully masked rows of a batch, enter its row means as 0, or as perplexity 1",
+        "read the masked figures instead; update the trainer",
+    ),
+    "audit.not-reproduced": (
+        "no variant of the profile gives a number that the trainer logged",
+        "other settings than those given, another version, packs or ranks missing from the dump, or a mask overwritten after logging",
+        "give the settings of the run; check coverage with inspect",
+    ),
+}
+
+
 def pages() -> dict[str, tuple[tuple[str, str], ...]]:
     """``policy.NAME`` for each preset (rule, default, source, oddity), ``corrected.veto.NAME`` for each figure.
 
@@ -36,4 +81,6 @@ def pages() -> dict[str, tuple[tuple[str, str], ...]]:
             ("formula", text),
             ("use", "a limit in check, beside the figures of the survivors"),
         )
+    for name, texts in _REMARKS.items():
+        out[name] = tuple(zip(("what", "why", "do"), texts, strict=True))
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from rollout_is.analysis.profiles.differs import close, find, statistic
 from rollout_is.analysis.profiles.registry import Profile
 from rollout_is.analysis.profiles.report import KEY, number
-from rollout_is.analysis.summary import Summary, Views
+from rollout_is.analysis.summary import Finding, Summary, Views
 from rollout_is.dumps.errors import UsageError
 from rollout_is.dumps.notes import Note
 
@@ -40,6 +41,7 @@ _VARIANTS: dict[str, tuple[tuple[str, str, dict[str, Any]], ...]] = {
     ),
     "trl": (),
 }
+_BY_SEQUENCE = re.compile(r"^(per_sequence|sequence|geometric|veto)\b|ppl|chi2_(seq|geometric)")
 _VIEWS = {
     "masked": "the exact value over valid tokens and sequences",
     "padded": f"{PADS} (exact, all packs pooled)",
@@ -100,7 +102,32 @@ def with_audit(summary: Summary, profile: Profile) -> Summary:
             )
         )
     extra = {**summary.extra, "audit": {"name": profile.name, "settings": profile.settings, "entries": entries}}
-    return replace(summary, extra=extra, notes=tuple(dict.fromkeys(notes)))
+    found = (*summary.findings, *_findings(entries, profile))
+    return replace(summary, extra=extra, notes=tuple(dict.fromkeys(notes)), findings=found)
+
+
+def _findings(entries: list[dict[str, Any]], profile: Profile) -> list[Finding]:
+    """One finding for the numbers that count padding rows, one for those that nothing reproduces."""
+    padded = [e for e in entries if e["reproduced_by"] and PADS in e["reproduced_by"][0]]
+    lost = [e for e in entries if not e["reproduced_by"]]
+    out = []
+    for code, wrong, what in (
+        ("audit.padding-rows", padded, "count padding rows"),
+        ("audit.not-reproduced", lost, f"are reproduced by no variant of {profile.name}"),
+    ):
+        if wrong:
+            far = max(wrong, key=lambda e: abs((e["logged"] or 0.0) - e["ours"]) if e["ours"] is not None else -1.0)
+            out.append(
+                Finding(
+                    code,
+                    "warning",
+                    f"{len(wrong)} of {len(entries)} numbers that the trainer logged {what}: {far['verdict']}",
+                    {"metrics": sorted({e["metric"] for e in wrong})},
+                    f"recomputed as {profile.name}",
+                    f"rollout-is explain {code}",
+                )
+            )
+    return out
 
 
 def _hint(profile: Profile) -> str:
@@ -183,7 +210,7 @@ def _verdict(
     others: Mapping[str, float | None],
 ) -> str:
     shown = f"logged {given} {value:.6g}"
-    over = "sequences" if known and known[0].startswith(("per_sequence", "sequence", "geometric", "veto")) else "tokens"
+    over = "sequences" if known and _BY_SEQUENCE.search(known[0]) else "tokens"
     truth = "" if exact is None else f"; over valid {over} it is {exact:.4g}"
     if not matches:
         near = min(

@@ -54,31 +54,69 @@ def _word(value: object) -> str:
 
 
 def _audit(audit: Mapping[str, Any]) -> Table:
-    """Equal verdicts of several steps stand in one row."""
-    groups: dict[tuple[str, tuple[str, ...]], list[Mapping[str, Any]]] = {}
+    """What is wrong first; numbers that are right, and those that stand for nothing exact, share a line each."""
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for entry in audit["entries"]:
-        groups.setdefault((entry["metric"], tuple(entry["reproduced_by"])), []).append(entry)
-    rows = []
-    for entries in groups.values():
+        groups.setdefault((entry["metric"], _what(entry, audit["name"])), []).append(entry)
+    rows: list[tuple[int, tuple[Cell, ...]]] = []
+    quiet: dict[str, list[str]] = {}
+    for (metric, what), entries in groups.items():
         first = entries[0]
-        rows.append(
-            (
-                cell(_steps([e["step"] for e in entries])),
-                Cell(first["logged_word"] or figure(first["logged"]), first["logged"]),
-                Cell(figure(first["ours"]), first["ours"]),
-                cell(first["verdict"]),
-            )
+        if what == _EXACT or (first["ours"] is None and what == audit["name"]):
+            quiet.setdefault(
+                _EXACT if what == _EXACT else f"as {what} computes it, nothing exact to compare with", []
+            ).append(metric)
+            continue
+        place = 0 if not first["reproduced_by"] else (2 if what.startswith(audit["name"]) else 1)
+        row = (
+            Cell(_short(metric), metric),
+            cell(_steps([e["step"] for e in entries])),
+            Cell(first["logged_word"] or figure(first["logged"]), first["logged"]),
+            Cell(figure(first["ours"]), first["ours"]),
+            cell(what),
         )
-    remarks = (
-        "ours: the exact figure over valid tokens and sequences of that step",
-        "a row of several steps shows the figures of the first of them; --format json holds each",
+        rows.append((place, row))
+    remarks = [f"{what}: {', '.join(dict.fromkeys(map(_short, names)))}" for what, names in quiet.items()]
+    remarks += [
+        "ours: the exact figure over valid tokens and sequences of that step; a row of several steps shows the first of them",
+    ]
+    columns = (
+        Column("logged name", "left"),
+        Column("steps", "left", drop=1),
+        Column("logged"),
+        Column("ours"),
+        Column("what the logged number is", "left", wrap=True),
     )
-    columns = (Column("steps", "left"), Column("logged"), Column("ours"), Column("verdict", "left", wrap=True))
     count = sum(1 for e in audit["entries"] if not e["reproduced_by"])
     title = (
         f"audit of what the trainer logged, as {audit['name']}: {len(audit['entries'])} numbers, {count} not reproduced"
     )
-    return Table(title, columns, tuple(rows), remarks)
+    body = tuple(row for _, row in sorted(rows, key=lambda pair: pair[0]))
+    return Table(title, columns, body, tuple(remarks))
+
+
+_EXACT = "the exact value"
+
+
+def _short(name: str) -> str:
+    """A logged name without the prefixes that say nothing here."""
+    last = name.rsplit("/", 1)[-1]
+    return last if last.startswith(("rollout_", "mismatch_", "mis_")) else name
+
+
+def _what(entry: Mapping[str, Any], name: str) -> str:
+    """What a logged number is, in few words."""
+    matches = entry["reproduced_by"]
+    if not matches:
+        return (
+            f"reproduced by no variant{str(entry['verdict']).partition('none of them')[2].partition('; over valid')[0]}"
+        )
+    if any(match.startswith("the exact value") for match in matches):
+        return _EXACT
+    if matches[0] != name:
+        return str(matches[0])
+    why = str(entry["verdict"]).partition(" as it stands (")[2].partition(")")[0]
+    return f"{name}: {why}" if why else name
 
 
 def _steps(steps: Sequence[str | None]) -> str:

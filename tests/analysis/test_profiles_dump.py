@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,19 @@ def test_how_a_trainer_fails_is_told_and_is_no_number(tmp_path: Path) -> None:
     assert code == 0
     assert data["profiles"][0]["metrics"] == {}
     assert any(n["code"] == "profile-error" and "ZeroDivisionError" in n["message"] for n in data["notes"])
+
+
+def test_audit_leads_the_report_and_its_findings_are_explained(tmp_path: Path) -> None:
+    logged = {step: as_trainer("xtuner-before-1788", XT, step) for step in (1, 2)}
+    folder = write(tmp_path / "d", {s: {k: v for k, v in m.items() if math.isfinite(v)} for s, m in logged.items()})
+    code, out, _ = run(folder, "--as", "xtuner:rollout_is_threshold=[2.0,0.5]", "--audit")
+    assert code == 0
+    assert out.startswith("1. ") and "numbers that the trainer logged count padding rows" in out.split("dump ")[0]
+    body = out[out.index("audit of what") :]
+    assert body.index("rollout_is_seq_min") < body.index("mismatch_training_ppl") < body.index("the exact value: ")
+    page = io.StringIO()
+    assert (
+        main(["explain", "audit.padding-rows", "audit.not-reproduced", "policy-rejects", "xtuner/both"], stdout=page)
+        == 0
+    )
+    assert "pad segments of a pack" in page.getvalue()
