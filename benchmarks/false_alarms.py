@@ -5,7 +5,8 @@
 Every split puts each group (``group_ids`` where dumped, else each sequence) on one of two sides of equal size, analyses both
 and compares them as ``rollout-is compare`` does. Nothing differs, so every change that is called is a false alarm. What is
 claimed: with level 0.05, at most 5 % of the comparisons call anything at all (Holm over the tested rows), and a single row
-alone, uncorrected, has p < 0.05 in 5 % of the splits. Without DUMP: sample_dumps/tiny_lm and two made runs.
+alone, uncorrected, has p < 0.05 in 5 % of the splits. The same halves also tell how often ``check`` fails with the default
+limits when one half is the baseline of the other. Without DUMP: sample_dumps/tiny_lm and two made runs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from rollout_is.analysis.compare.rows import HEADLINE
 from rollout_is.analysis.compare.runs import Side, compare_runs
 from rollout_is.analysis.compare.steps import is_real
 from rollout_is.analysis.compare.tails import incomplete_beta
+from rollout_is.analysis.gate.baseline import baseline_limits
+from rollout_is.analysis.gate.evaluate import evaluate
 from rollout_is.analysis.pipeline import summarize
 
 ALPHA = 0.05
@@ -83,12 +86,14 @@ def measure(run: Run, splits: int, seed: int) -> Iterator[str]:
     """Lines of the report for one run."""
     rng = np.random.default_rng(seed)
     groups = int(run.groups.max()) + 1
-    alarmed = 0
+    alarmed = gated = 0
     raw: dict[str, list[bool]] = {}
     for _ in range(splits):
         chosen = np.zeros(groups, bool)
         chosen[rng.permutation(groups)[: groups // 2]] = True
-        comparison = compare_runs([half(run, chosen), half(run, ~chosen)], paths=HEADLINE, series=(), alpha=ALPHA)
+        a, b = half(run, chosen), half(run, ~chosen)
+        comparison = compare_runs([a, b], paths=HEADLINE, series=(), alpha=ALPHA)
+        gated += not evaluate(b.summary, baseline_limits(a.summary), a.summary).passed
         rows = comparison.pairs[0].rows
         alarmed += any(is_real(row) for row in rows)
         for row in rows:
@@ -97,6 +102,8 @@ def measure(run: Run, splits: int, seed: int) -> Iterator[str]:
     low, high = interval(alarmed, splits)
     yield f"{run.name}: {len(run.sequences)} sequences in {groups} groups, {splits} splits"
     yield f"  any change called: {alarmed} of {splits} = {alarmed / splits:.1%} (95 % interval {low:.1%} to {high:.1%}); claimed: at most 5 %"
+    low, high = interval(gated, splits)
+    yield f"  check against a baseline of the other half fails: {gated} of {splits} (95 % interval {low:.1%} to {high:.1%})"
     yield "  single rows, uncorrected p < 0.05 (claimed: 5 %):"
     for statistic, hits in raw.items():
         low, high = interval(sum(hits), len(hits))
