@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,38 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-def commands(block: str) -> Iterator[tuple[str, str]]:
-    """(command, the output that stands below it) pairs of a console block."""
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        command, _, output = part.partition("\n")
-        yield command.split("  #")[0].strip(), output
+def replayed(page: str) -> str:
+    """The page with the output of each ``rollout-is`` and ``echo $?`` of its console blocks made anew, run in order.
+
+    A line of dots below a command means that more follows: the lines above it are kept in number. No output shown: none is compared.
+    """
+    code = 0
+
+    def run(match: re.Match[str]) -> str:
+        nonlocal code
+        command, shown = match[1], match[2]
+        words = shlex.split(command.split("  #")[0])
+        if words[0] == "rollout-is":
+            out, err = io.StringIO(), io.StringIO()
+            code = main(words[1:], stdout=out, stderr=err)
+            assert code in (0, 1, 3), err.getvalue()
+            printed = out.getvalue() + err.getvalue()
+            if shown.endswith("...\n"):
+                shown = "".join(printed.splitlines(keepends=True)[: shown.count("\n") - 1]) + "...\n"
+            elif shown:
+                shown = printed
+        elif words[0] == "echo":
+            shown = f"{code}\n"
+        elif words[0] == "make":
+            assert set(words[1:]) <= TARGETS
+        else:
+            assert words[0] in ("git", "cd", "pip", "torchrun"), command
+        return f"$ {command}\n{shown}"
+
+    def block(match: re.Match[str]) -> str:
+        return match[1] + re.sub(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", run, match[2], flags=re.MULTILINE) + match[3]
+
+    return re.sub(r"^(```console\n)(.*?)(^```$)", block, page, flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -42,29 +68,8 @@ def test_there_are_examples() -> None:
 
 
 def test_console_examples(checkout: Path) -> None:
-    """In order, as a reader would type them; ``echo $?`` shows the exit code of the one before."""
-    ran = 0
-    code = 0
-    for kind, block in BLOCKS:
-        if kind != "console":
-            continue
-        for command, output in commands(block):
-            words = shlex.split(command)
-            if words[0] == "rollout-is":
-                out, err = io.StringIO(), io.StringIO()
-                code = main(words[1:], stdout=out, stderr=err)
-                ran += 1
-                assert code in (0, 1, 3), err.getvalue()
-                shown, cut, _ = output.partition("...\n")  # a line of dots: more follows
-                printed = out.getvalue() + err.getvalue()
-                assert printed.startswith(shown) if cut or not output else printed == output, command
-            elif words[0] == "echo":
-                assert output == f"{code}\n"
-            elif words[0] == "make":
-                assert set(words[1:]) <= TARGETS
-            else:
-                assert words[0] in ("git", "cd", "pip", "torchrun"), command
-    assert ran >= 3
+    """When a screen changed on purpose: ``python tests/test_readme.py`` from the checkout writes the new one; read the difference."""
+    assert replayed(README) == README
 
 
 def test_python_examples(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,3 +102,7 @@ def test_commands_named_in_the_text_exist() -> None:
         for name in re.findall(r"(?:`|^\$ |srun .*)rollout-is ([a-z]+)\b", page.read_text(encoding="utf-8"))
     }
     assert named <= set(COMMANDS)
+
+
+if __name__ == "__main__":
+    (ROOT / "README.md").write_text(replayed(README), encoding="utf-8")
