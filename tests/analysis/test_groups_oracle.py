@@ -145,3 +145,45 @@ def test_worst_tokens_are_those_of_largest_difference(tmp_path: Path, shards: li
     inside = np.sort(np.abs(d))[::-1][:4]
     listed = [abs(float(row["log_ratio"])) for row in got.worst["tokens"]]
     assert listed == pytest.approx(inside.tolist(), rel=1e-12)
+
+
+def test_groups_of_a_sequence_longer_than_a_unit() -> None:
+    """Its first million positions are masked: a part of it holds no valid token at all."""
+    n = (1 << 20) + 5000
+    rng = np.random.default_rng(15)
+    r = -rng.exponential(1.0, n + 7)
+    mask = np.zeros(n + 7, bool)
+    mask[-3000:] = True
+    one = Shard(
+        torch.from_numpy(r + 0.1 * rng.standard_normal(n + 7)),
+        torch.from_numpy(r),
+        torch.from_numpy(mask),
+        [0, n, n + 7],
+    )
+    one.columns["group_ids"] = torch.tensor([4, 9])
+    got = one.summarize(by=("group", "length"))
+    assert {k: (g.sequences, g.valid_tokens) for k, g in got.groups["group"].items()} == {"4": (1, 2993), "9": (1, 7)}
+    assert_group(got.groups["group"]["4"], [keep(one, [0])])
+    assert sorted(g.valid_tokens for g in got.groups["length"].values()) == [7, 2993]
+
+
+@pytest.mark.parametrize("fill", [0.0, float("nan"), float("-inf"), float("inf")])
+def test_groups_with_values_that_are_not_finite(fill: float) -> None:
+    """At valid tokens of one group; and under the mask, where only the unmasked view may see them."""
+    rng = np.random.default_rng(16)
+    one = sequences(*(0.2 * rng.standard_normal((6, 8))).tolist())
+    one.mask[::3] = False
+    one.rollout[~one.mask] = fill
+    one.rollout[10], one.train[13] = float("-inf"), float("nan")
+    one.columns["group_ids"] = torch.tensor([1, 1, 1, 2, 2, 2])
+    got = one.summarize(by=("group",), veto_lower=1e-4)
+    parts = {"1": keep(one, [0, 1, 2]), "2": keep(one, [3, 4, 5])}
+    for key, part in parts.items():
+        group, want = got.groups["group"][key], oracle_summary([part.packed()], veto_lower=1e-4)
+
+        def actual(name: str, group: Group = group) -> Statistic | None:
+            view, section, metric = name.split(".")
+            return group.views.get(view, {}).get(section, {}).get(metric)
+
+        found = differences(actual, {k: v for k, v in want.items() if k.split(".")[0] in group.views})
+        assert not found, (key, *found[:20])

@@ -222,3 +222,30 @@ def test_only_weights_gives_the_same_weights_and_no_mismatch() -> None:
                 k: (s.value, s.n, s.log_value) for k, s in b.items()
             }, (name, section)
         assert all(s.value is None for s in part.views[name].get("mismatch", {}).values())
+
+
+@pytest.mark.parametrize("fill", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("bounds", [{"veto_lower": 0.5}, {"veto_upper": 2.0}, {"veto_lower": 0.5, "veto_upper": 2.0}])
+def test_infinite_ratios_count_by_the_bounds_that_are_given(fill: float, bounds: dict[str, float]) -> None:
+    one = randomly(np.random.default_rng(15), dtype=F64)
+    one.rollout[~one.mask] = fill  # in the unmasked view these are tokens too
+    one.rollout[3], one.train[5] = float("-inf"), float("-inf")
+    assert_agrees(one.summarize(**bounds), [one], **bounds)
+
+
+def test_no_standard_error_of_weights_that_are_kept_as_logarithms() -> None:
+    """exp(305) fits float64, its square does not: rather no error than a wrong one."""
+    got = sequences([305.0, 0.1], [305.0, -0.2], [305.0, 0.3]).summarize()
+    found = stat(got, "masked.token.rollout_is_mean")
+    assert found.value == pytest.approx(np.exp(305.0) / 2, rel=1e-9)
+    assert found.stderr is None or found.stderr < 1e-9 * found.value
+
+
+def test_all_sequences_with_a_nan_have_no_product() -> None:
+    one = sequences([0.1, 0.2], [0.3, 0.4])
+    one.train[1], one.train[2] = float("nan"), float("inf")
+    got = one.summarize()
+    found = stat(got, "masked.sequence.rollout_is_mean")
+    assert found.value is None and found.n == 0 and "non-finite" in (found.why or "")
+    assert value(got, "masked.geometric.rollout_is_mean") == pytest.approx((np.exp(0.1) + np.exp(0.4)) / 2)
+    assert_agrees(got, [one])
