@@ -95,7 +95,7 @@ def command(
         workers=workers,
         quiet=quiet,
     )
-    summary = loader.summary(dump, settings)
+    summary = loader.summary(dump, settings, doctor=any(limit.statistic.startswith("findings.") for limit in chosen))
     verdict = evaluate(summary, chosen, reference, strict=strict)
     write_result(_rendered(verdict, format_, output is not None, color), output, force)
     if junit is not None:

@@ -193,7 +193,15 @@ def _runs(
     comparison = compare_runs(
         sides, view=view, paths=paths, tests=tests, alpha=alpha, block=block, ignore_steps=ignore_steps
     )
-    return _with_overlays(comparison, loaded)
+    comparison = _with_overlays(comparison, loaded)
+    too_many = [
+        label for label, one in zip(labels, loaded, strict=True) if one.histogram is not None and one.sequences is None
+    ]
+    if too_many and pair_up:
+        note = f"too many sequences to look for pairs in {', '.join(too_many)}: tested as independent samples"
+        pairs = tuple(replace(pair, notes=(*pair.notes, note)) for pair in comparison.pairs)
+        comparison = replace(comparison, pairs=pairs)
+    return comparison
 
 
 def _tests(labels: Sequence[str], loaded: Sequence[Loaded], view: str, same_dump: bool) -> list[PairTests | None]:

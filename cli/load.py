@@ -48,12 +48,13 @@ class Loader:
     workers: int | None = None
     quiet: bool = False
 
-    def summary(self, paths: str | Sequence[str], settings: Settings) -> Summary:
+    def summary(self, paths: str | Sequence[str], settings: Settings, doctor: bool = False) -> Summary:
         """The summary of what the user named.
 
         Args:
             paths: one saved JSON, or the folders, files and globs of one dump.
             settings: for a dump; a saved summary carries its own.
+            doctor: of a dump, also what the doctor finds on the same pass, for limits on ``findings.ID``.
 
         Raises:
             DumpError: a file cannot be read.
@@ -64,7 +65,12 @@ class Loader:
             if replace(settings, by=(), device="cpu") != Settings() or self.columns or self.steps:
                 raise _cannot_change(listed[0])
             return read_saved(listed[0])
-        return self._analyze(listed, settings, ())
+        if not doctor:
+            return self._analyze(listed, settings, ())
+
+        from rollout_is.analysis.gate.examine import examined
+
+        return examined(lambda consumers: self._analyze(listed, settings, consumers))
 
     def with_sequences(self, path: str, settings: Settings) -> Loaded:
         """The summary and, of a dump, its per-sequence sums for a paired test and its histogram."""

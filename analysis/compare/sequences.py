@@ -21,6 +21,8 @@ Words = NDArray[np.uint64]
 # Sums over the valid tokens of a sequence, in this order; the first five come from the engine's own table.
 QUANTITIES = ("d", "abs", "d2", "e", "train", "e2", "exp_abs", "extreme", "high", "low", "prob_abs")
 _FROM_TABLE = 5
+# Beyond this many sequences a dump is not paired: their sums would take more memory than a comparison may.
+MOST = 4_000_000
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -91,9 +93,14 @@ class SequenceConsumer:
         lower, upper = settings.bounds
         self._log_low, self._log_high = math.log(lower), math.log(upper)
         self._part: _Part | None = None
+        self._seen = 0
 
     def begin(self, unit: Unit, shard: OpenShard) -> None:
         segments = unit.last - unit.first
+        self._seen += segments
+        if self._seen > MOST:  # this worker alone has seen too many: the result is None already
+            self._part = None
+            return
         self._part = _Part(
             n=np.zeros(segments, np.int64),
             sums=np.zeros((len(QUANTITIES), segments)),
@@ -103,8 +110,7 @@ class SequenceConsumer:
         )
 
     def block(self, block: Block) -> None:
-        assert self._part is not None
-        if not len(block.starts):
+        if self._part is None or not len(block.starts):
             return
         d, e = _array(block.d), _array(block.e)
         size = np.abs(d)
@@ -121,15 +127,19 @@ class SequenceConsumer:
             for row, values in enumerate(rows, _FROM_TABLE):
                 np.add.at(self._part.sums[row], block.sequence, np.add.reduceat(values, block.starts))
 
-    def end(self, table: SequenceTable) -> _Part:
-        assert self._part is not None
+    def end(self, table: SequenceTable) -> _Part | None:
         part, self._part = self._part, None
+        if part is None:
+            return None
         part.n[:] = table.n
         for row, values in enumerate((table.sum_d, table.sum_abs, table.sum_d2, table.sum_e, table.sum_train)):
             part.sums[row] = values
         return part
 
-    def finish(self, partials: list[tuple[Unit, ShardInfo, Any]]) -> SequenceSums:
+    def finish(self, partials: list[tuple[Unit, ShardInfo, Any]]) -> SequenceSums | None:
+        """The whole table; None for more than ``MOST`` segments, however they were spread over workers."""
+        if any(part is None for _, _, part in partials) or sum(len(part.n) for _, _, part in partials) > MOST:
+            return None
         parts = [(unit, info, part) for unit, info, part in partials if len(part.n)]
         n = _joined([part.n for _, _, part in parts], np.int64)
         place = [

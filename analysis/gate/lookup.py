@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping, Sequence
 
+from rollout_is.analysis.catalog_notes import notes
+from rollout_is.analysis.doctor.texts import findings
 from rollout_is.analysis.summary import VIEWS, Statistic, Summary
 
 
@@ -20,15 +23,17 @@ class Missing(Exception):
 def single(summary: Summary, statistic_id: str) -> float:
     """The pooled figure of a statistic.
 
-    Beside statistics and ``coverage.*``, ``findings.ID`` counts the findings of that id or below it, ``notes.CODE`` the notes.
+    Beside statistics and ``coverage.*``, ``findings.ID`` counts what the doctor found of that id or below it, ``notes.CODE`` the
+    notes. An id that the doctor does not know, or a summary that it has not looked at, is no 0.
 
     Raises:
         Missing: the summary does not hold it, or it is null, NaN or infinite.
     """
     head, _, rest = statistic_id.partition(".")
     if head == "findings":
-        return float(sum(finding.id == rest or finding.id.startswith(f"{rest}.") for finding in summary.findings))
+        return float(_findings(summary, rest))
     if head == "notes":
+        _known("note", rest, [key.removeprefix("note.") for key in notes()])
         return float(sum(note.code == rest for note in summary.notes))
     statistic = summary.get(statistic_id)
     if statistic is None:
@@ -70,6 +75,21 @@ def step_order(step: str) -> tuple[int, float, str]:
         return (0, float(step), step)
     except ValueError:
         return (1, 0.0, step)
+
+
+def _findings(summary: Summary, wanted: str) -> int:
+    ids = list(findings())
+    _known("finding", wanted, [*ids, *(id.partition(".")[0] for id in ids)])
+    looked = summary.extra.get("doctor")
+    if not isinstance(looked, Mapping):
+        raise Missing("the doctor has not looked at this summary: check the dump itself")
+    return sum(id == wanted or id.startswith(f"{wanted}.") for id in looked.get("ids", ()))
+
+
+def _known(kind: str, wanted: str, names: Sequence[str]) -> None:
+    if wanted not in names:
+        near = difflib.get_close_matches(wanted, names, 1, 0.5)
+        raise Missing(f"no {kind} is called {wanted!r}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def _finite(statistic: Statistic, where: str) -> float:

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def rollout_is_summary() -> Callable[..., Summary]:
-    """A function ``(path, **settings) -> Summary``; a dump is analysed once a session, a saved JSON is read without torch.
+    """A function ``(path, doctor=False, **settings) -> Summary``; a dump is analysed once a session, saved JSON needs no torch.
 
-    ``settings`` are those of ``rollout_is.analysis.settings.Settings`` (``by=("step",)``, ``mask="loss"``, ``upper=5.0``).
+    ``doctor=True`` looks for what limits on ``findings.ID`` need. ``settings`` are those of ``rollout_is.analysis.settings.Settings`` (``by=("step",)``, ``mask="loss"``, ``upper=5.0``).
     """
     known: dict[tuple[str, str], Summary] = {}
 
-    def summary(path: str | Path, **settings: Any) -> Summary:
-        key = (str(Path(path).absolute()), repr(sorted(settings.items())))
+    def summary(path: str | Path, doctor: bool = False, **settings: Any) -> Summary:
+        key = (str(Path(path).absolute()), repr((doctor, sorted(settings.items()))))
         if key not in known:
-            known[key] = _load(str(path), settings)
+            known[key] = _load(str(path), doctor, settings)
         return known[key]
 
     return summary
@@ -88,12 +88,19 @@ def _message(broken: list[Any], total: int) -> str:
     return "\n".join(lines)
 
 
-def _load(path: str, settings: Mapping[str, Any]) -> Summary:
+def _load(path: str, doctor: bool, settings: Mapping[str, Any]) -> Summary:
     from rollout_is.analysis.compare.saved import is_saved, read_saved
 
-    if is_saved(path) and not settings:
+    if is_saved(path):
+        if settings:
+            raise ValueError(f"{path} is a saved summary: its settings were fixed when it was made")
         return read_saved(path)
     from rollout_is.analysis.pipeline import analyze
     from rollout_is.analysis.settings import Settings
 
-    return analyze(path, settings=Settings(**settings))
+    chosen = Settings(**settings)
+    if not doctor:
+        return analyze(path, settings=chosen)
+    from rollout_is.analysis.gate.examine import examined
+
+    return examined(lambda consumers: analyze(path, settings=chosen, consumers=consumers))

@@ -248,3 +248,14 @@ def test_the_histogram_counts_every_valid_token_once(tmp_path: Path) -> None:
         expected += np.histogram(d, [-np.inf, *EDGES, np.inf])[0]
     assert list(counts) == expected.tolist()
     assert list(EDGES) == sorted(EDGES)
+
+
+def test_too_many_sequences_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rollout_is.analysis.compare import sequences
+
+    dump = write_dump(tmp_path / "a", {1: 0.1})
+    segments = 2 * (SEQUENCES + 1)  # two ranks, a pad segment each
+    for most, kept in ((segments, True), (segments - 1, False), (3, False)):
+        monkeypatch.setattr(sequences, "MOST", most)
+        consumer = SequenceConsumer(Settings())
+        assert (analyze(dump, consumers=(consumer,)).extra[consumer.name] is not None) is kept

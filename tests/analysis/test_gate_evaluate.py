@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rollout_is.analysis.gate.builtin import with_builtin
 from rollout_is.analysis.gate.config import limits_from_mapping
 from rollout_is.analysis.gate.evaluate import Outcome, Verdict, evaluate
 from rollout_is.analysis.gate.limits import MaxChange
-from rollout_is.analysis.summary import Finding, Statistic, Summary
+from rollout_is.analysis.summary import Statistic, Summary
 from rollout_is.dumps.notes import Note
 
 SPIKE = {str(step): 1.0 for step in range(1, 20)} | {"20": 50.0}  # C123
@@ -205,17 +206,35 @@ def test_the_built_in_set_refuses_what_cannot_be_trusted() -> None:
     assert evaluate(summary({}, nonfinite_valid_tokens=3), with_builtin(own)).passed
 
 
-def test_findings_and_notes_can_be_gated() -> None:
+def test_notes_can_be_gated() -> None:
     plain = summary({})
-    noted = Summary(
-        plain.source, plain.coverage, plain.settings, plain.views,
-        findings=(Finding("alignment.lag", "error", "shifted by one"),),
-        notes=(Note("duplicate-shards", "warning", "", "two alike"),),
-    )  # fmt: skip
-    for statistic in ("findings.alignment.lag", "findings.alignment", "notes.duplicate-shards"):
-        assert one(noted, statistic, {"max": 0}).status == "fail"
-        assert one(plain, statistic, {"max": 0}).status == "pass"
-    assert one(noted, "findings.align", {"max": 0}).status == "pass"
+    noted = replace(plain, notes=(Note("duplicate-shards", "warning", "", "two alike"),))
+    assert one(noted, "notes.duplicate-shards", {"max": 0}).status == "fail"
+    assert one(plain, "notes.duplicate-shards", {"max": 0}).status == "pass"
+    misspelt = one(plain, "notes.duplicate-shard", {"max": 0})
+    assert (misspelt.status, misspelt.message) == (
+        "error",
+        "no note is called 'duplicate-shard'; did you mean duplicate-shards?",
+    )
+
+
+def test_findings_can_be_gated_where_the_doctor_has_looked() -> None:
+    def looked(*ids: str) -> Summary:
+        return replace(summary({}), extra={"doctor": {"ids": list(ids)}})
+
+    for statistic in ("findings.alignment.lag", "findings.alignment"):
+        assert one(looked("alignment.lag"), statistic, {"max": 0}).status == "fail"
+        assert one(looked("scale.temperature"), statistic, {"max": 0}).status == "pass"
+        assert one(looked(), statistic, {"max": 0}).status == "pass"
+    assert one(looked("alignment.lag_varies"), "findings.alignment.lag", {"max": 0}).status == "pass"
+    # no finding without a look is not a clean bill
+    unseen = one(summary({}), "findings.alignment", {"max": 0})
+    assert (unseen.status, "has not looked" in unseen.message) == ("error", True)
+    misspelt = one(looked(), "findings.alignmnt.lag", {"max": 0})
+    assert (misspelt.status, misspelt.message) == (
+        "error",
+        "no finding is called 'alignmnt.lag'; did you mean alignment.lag?",
+    )
 
 
 def test_baseline_limits_hold_the_run_they_come_from_and_catch_real_changes() -> None:

@@ -145,6 +145,25 @@ def test_the_built_in_set_catches_what_no_reader_refuses(tmp_path: Path, fault: 
     assert (code, failed) == (1, [limit])
 
 
+def test_a_limit_on_findings_calls_the_doctor(tmp_path: Path, elsewhere: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    dump = write_dump(tmp_path / "dump", {1: 0.01, 2: 0.01})
+    (elsewhere / "rollout-is.toml").write_text('[limits]\n"findings.alignment" = { max = 0, reason = "no shifts" }\n')
+    assert run("check", dump)[0] == 0
+    for path in dump.iterdir():
+        tensors = load_file(path)
+        tensors["rollout_logprobs"] = tensors["rollout_logprobs"].roll(1)
+        save_file(tensors, path, {"step": str(int(path.stem[5:9])), "rank": path.stem[-1], "world_size": "2"})
+    code, out, _ = run("check", dump)
+    assert code == 1
+    assert "FAIL findings.alignment: 1 is above the maximum 0 (rollout-is.toml:2)\n   why: no shifts" in out
+    saved(elsewhere / "run.json", series({"1": 0.01}))
+    code, out, _ = run("check", "run.json")
+    assert code == 1
+    assert "ERROR findings.alignment: the doctor has not looked at this summary" in out
+
+
 # --- the default flow: baseline, then check --------------------------------------------------------------------------
 
 STEPS = {step: 0.01 for step in (1, 2, 3, 4)}
