@@ -103,7 +103,7 @@ def prepare(
         from rollout_is.analysis.policies.consumer import PolicyConsumer
         from rollout_is.analysis.policies.presets import parse_policy
 
-        consumers.append(PolicyConsumer([parse_policy(policy)], "policy"))
+        consumers.append(PolicyConsumer([parse_policy(policy)], "policy", settings.bounds))
     if not as_:
         return Extras(settings, tuple(consumers), policy=policy is not None, note_above=note_above)
 

@@ -24,14 +24,17 @@ class PolicyConsumer:
     Args:
         policies: what to apply, each on its own.
         name: where the result stands in ``Summary.extra``.
+        bounds: for one policy in full (the ``corrected`` view): count weights outside these and sum the survivors' mismatch.
 
     ``finish`` gives plain data for JSON: for each policy its description, its figures over the dump and by step.
     """
 
-    def __init__(self, policies: Sequence[Policy], name: str = "policies") -> None:
-        self.name = name
+    def __init__(
+        self, policies: Sequence[Policy], name: str = "policies", bounds: tuple[float, float] | None = None
+    ) -> None:
+        self.name, self.bounds = name, bounds
         self.policies = tuple(policies)
-        self.plan = Plan.of(self.policies)
+        self.plan = Plan.of(self.policies, bounds)
         self.advantages = any(policy.needs_advantages for policy in self.policies)
         self._shard: OpenShard | None = None
         self._unit: Unit | None = None
@@ -83,7 +86,7 @@ class PolicyConsumer:
         return {"policies": out}
 
     def _judge(self, gathered: Gathered) -> tuple[Tally, ...]:
-        return tuple(judge(policy, gathered) for policy in self.policies)
+        return tuple(judge(policy, gathered, self.bounds) for policy in self.policies)
 
     def _whole(self, partials: list[tuple[Unit, ShardInfo, Any]]) -> Iterator[tuple[int | None, tuple[Tally, ...]]]:
         """(step, tallies) of each unit, fragments of one sequence joined first."""

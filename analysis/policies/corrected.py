@@ -26,15 +26,6 @@ _ROWS = {
     "rollout_is_seq_max": "seq_max",
     "rollout_is_seq_max_deviation": "seq_max_deviation",
 }
-_LEVEL = {
-    "rollout_is_mean": "seq_mean",
-    "rollout_is_min": "seq_min",
-    "rollout_is_max": "seq_max",
-    "rollout_is_eff_sample_size": "seq_ess",
-    "rollout_is_max_weight_share": "seq_max_weight_share",
-    "pareto_k": "pareto_k",
-}
-_MISMATCH = {"mismatch_kl": "kept_kl", "mismatch_k3_kl": "kept_k3_kl"}
 # What the policy took away, with both denominators: named beside the veto figures, so that limits can be put on it.
 _REJECTION = (
     "rejected_token_fraction",
@@ -56,13 +47,12 @@ def corrected_view(policy: Mapping[str, Any], total: Mapping[str, Any]) -> dict[
     def section(names: Mapping[str, str]) -> dict[str, Statistic]:
         return {name: figures[key] for name, key in names.items()}
 
-    view = {"token": section(_TOKEN)}
-    level = policy["weight"]["level"]
-    if level in ("sequence", "geometric"):
-        view[level] = section(_LEVEL)
-    view["per_sequence"] = section(_ROWS)
+    full = {k: {n: Statistic.from_dict(x) for n, x in names.items()} for k, names in total.get("view", {}).items()}
+    view = {"token": section(_TOKEN) | full.get("token", {})}
+    view |= {level: full[level] for level in ("sequence", "geometric") if level in full}
+    view["per_sequence"] = section(_ROWS) | full.get("per_sequence", {})
     view["veto"] = {name: figures[name] for name in _REJECTION}
-    view["mismatch"] = section(_MISMATCH)
+    view["mismatch"] = full.get("mismatch", {})
     return view
 
 
@@ -70,7 +60,7 @@ def with_corrected(summary: Summary, *, share: float = SHARE_NOTED) -> Summary:
     """The summary with the view ``corrected``, ``extra["policy"]`` and their notes.
 
     Args:
-        summary: of an analysis that ran with ``PolicyConsumer([policy], "policy")``.
+        summary: of an analysis that ran with ``PolicyConsumer([policy], "policy", settings.bounds)``.
         share: rejecting more than this share of the eligible tokens or sequences is noted.
     """
     policy = summary.extra[KEY]["policies"][0]
@@ -78,9 +68,15 @@ def with_corrected(summary: Summary, *, share: float = SHARE_NOTED) -> Summary:
     groups = dict(summary.groups)
     if "step" in groups:
         groups["step"] = {key: _with_step(group, policy, key) for key, group in groups["step"].items()}
-    extra = {**summary.extra, KEY: policy | {"mask": summary.settings.get("mask", "response_mask")}}
+    # the view stands in ``views``: said once
+    slim = {"total": _without_view(policy["total"]), "steps": {k: _without_view(v) for k, v in policy["steps"].items()}}
+    extra = {**summary.extra, KEY: policy | slim | {"mask": summary.settings.get("mask", "response_mask")}}
     notes = tuple(dict.fromkeys((*summary.notes, *_notes(summary, policy, share))))
     return replace(summary, views=views, groups=groups, extra=extra, notes=notes)
+
+
+def _without_view(total: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in total.items() if key != "view"}
 
 
 def _with_step(group: Group, policy: Mapping[str, Any], key: str) -> Group:

@@ -17,6 +17,7 @@ from rollout_is.analysis.batch import Block, Floats, Ints, SequenceTable
 from rollout_is.analysis.policies.rules import Policy, Rule
 
 SAFE = 20.0
+_ADDED = ("n", "ordinary", "d", "e", "e2", "d2", "mult", "t", "absolute", "dp")  # what two pieces of a sequence add up
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Plan:
         low, high: ordinary tokens have low < d < high.
         squares, mult: whether sums of d^2 and of exp|d| are needed.
         dprob: tokens whose probability moves by this much or more are kept too; None where no policy asks.
+        full: also the sums that the mismatch family of the survivors needs.
     """
 
     low: float
@@ -34,11 +36,21 @@ class Plan:
     squares: bool
     mult: bool
     dprob: float | None
+    full: bool = False
 
     @staticmethod
-    def of(policies: Iterable[Policy]) -> Plan:
+    def of(policies: Iterable[Policy], bounds: tuple[float, float] | None = None) -> Plan:
+        """The plan for some policies.
+
+        Args:
+            policies: what will be judged.
+            bounds: weights outside these are counted too, and the survivors' mismatch is wanted; None is neither.
+        """
         low, high, dprob = -SAFE, SAFE, math.inf
-        squares = mult = False
+        squares = mult = full = bounds is not None
+        if bounds is not None:
+            low = max(math.log(bounds[0]) if bounds[0] > 0 else low, -math.log(2.0))
+            high = min(math.log(bounds[1]), math.log(2.0))
         for policy in policies:
             weight = policy.weight
             if weight.safety is not None and weight.level == "token":
@@ -56,7 +68,7 @@ class Plan:
                 elif rule.veto or rule.scope == "token":
                     inner = _harmless(rule)
                     low, high = max(low, inner[0]), min(high, inner[1])
-        return Plan(low, high, squares, mult, None if dprob == math.inf else dprob)
+        return Plan(low, high, squares, mult, None if dprob == math.inf else dprob, full)
 
 
 def _harmless(rule: Rule) -> tuple[float, float]:
@@ -97,7 +109,9 @@ class Gathered:
         min_d, max_d: extremes of d over all tokens.
         advantage: of the sequence (its first valid token); NaN where there is none.
         segments, positions, unjudged: counts for the denominators; unjudged are valid tokens without a finite d.
-        at, od, odp: the tokens that are not ordinary: segment, d, p_train - p_rollout (empty unless wanted).
+        at, od, odp, ot: the tokens that are not ordinary: segment, d, p_train - p_rollout and train log-prob (empty unless wanted).
+        t, absolute, dp, dp_high: sums over the ordinary tokens of the train log-prob, |d| and |p_train - p_rollout|, and its largest (a
+            full plan only, else zeros).
     """
 
     n: Ints
@@ -115,13 +129,18 @@ class Gathered:
     at: Ints
     od: Floats
     odp: Floats
+    ot: Floats
+    t: Floats
+    absolute: Floats
+    dp: Floats
+    dp_high: Floats
     segments: int
     positions: int
     unjudged: int
 
     def join(self, other: Gathered) -> Gathered:
         """Two pieces of one long sequence, in order."""
-        added = {k: getattr(self, k) + getattr(other, k) for k in ("n", "ordinary", "d", "e", "e2", "d2", "mult")}
+        added = {k: getattr(self, k) + getattr(other, k) for k in _ADDED}
         return Gathered(
             **added,
             low=np.minimum(self.low, other.low),
@@ -132,6 +151,8 @@ class Gathered:
             at=np.concatenate([self.at, other.at]),
             od=np.concatenate([self.od, other.od]),
             odp=np.concatenate([self.odp, other.odp]),
+            ot=np.concatenate([self.ot, other.ot]),
+            dp_high=np.maximum(self.dp_high, other.dp_high),
             segments=max(self.segments, other.segments),
             positions=self.positions + other.positions,
             unjudged=self.unjudged + other.unjudged,
@@ -152,9 +173,11 @@ class Gatherer:
         self.d, self.e, self.e2, self.d2, self.mult = (np.zeros(segments) for _ in range(5))
         self.low, self.high = np.full(segments, np.inf), np.full(segments, -np.inf)
         self.advantage = np.full(segments, np.nan)
+        self.t, self.absolute, self.dp, self.dp_high = (np.zeros(segments) for _ in range(4))
         self.at: list[Ints] = []
         self.od: list[Floats] = []
         self.odp: list[Floats] = []
+        self.ot: list[Floats] = []
 
     def see(self, block: Block) -> None:
         """Take in the valid tokens of a block."""
@@ -165,11 +188,13 @@ class Gatherer:
         plan = self.plan
         inside = (d > plan.low) & (d < plan.high)
         dp = None
-        if plan.dprob is not None:
+        if plan.full or plan.dprob is not None:
             dp = np.exp(block.train.numpy()) - np.exp(block.rollout.numpy())
+        if plan.dprob is not None and dp is not None:
             inside &= np.abs(dp) < plan.dprob
         counts = np.diff(starts, append=len(d))
         low = high = d
+        out = None
         if not inside.all():
             out = np.flatnonzero(~inside)
             piece = np.searchsorted(starts, out, side="right") - 1
@@ -192,6 +217,19 @@ class Gatherer:
             self.d2[own] += np.add.reduceat(d * d, starts)
         if plan.mult:  # exp|d| - 1, so that the tokens set to 0 above add nothing
             self.mult[own] += np.add.reduceat(np.where(d < 0, -e / (1.0 + e), e), starts)
+        if plan.full and dp is not None:
+            self._see_full(block.train.numpy(), d, dp, starts, own, out)
+
+    def _see_full(self, t: Floats, d: Floats, dp: Floats, starts: Ints, own: Ints, out: Ints | None) -> None:
+        size = np.abs(dp)
+        if out is not None:
+            self.ot.append(t[out])
+            t = t.copy()
+            t[out] = size[out] = 0.0
+        self.t[own] += np.add.reduceat(t, starts)
+        self.absolute[own] += np.add.reduceat(np.abs(d), starts)
+        self.dp[own] += np.add.reduceat(size, starts)
+        self.dp_high[own] = np.maximum(self.dp_high[own], np.maximum.reduceat(size, starts))
 
     def see_advantages(self, own: Ints, values: Floats) -> None:
         """The advantage of each sequence in a block, from its first valid token there."""
@@ -216,6 +254,11 @@ class Gatherer:
             at=np.concatenate(self.at) if self.at else np.zeros(0, dtype=np.int64),
             od=np.concatenate(self.od) if self.od else np.zeros(0),
             odp=np.concatenate(self.odp) if self.odp else np.zeros(0),
+            ot=np.concatenate(self.ot) if self.ot else np.zeros(0),
+            t=self.t,
+            absolute=self.absolute,
+            dp=self.dp,
+            dp_high=self.dp_high,
             segments=1 if fragment else int(np.count_nonzero(table.length)),
             positions=int(table.length.sum()),
             unjudged=int(table.nonfinite.sum()),

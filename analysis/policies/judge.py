@@ -12,6 +12,7 @@ from rollout_is.analysis.batch import Floats, Ints
 from rollout_is.analysis.pareto import tail_length
 from rollout_is.analysis.policies.gather import Gathered
 from rollout_is.analysis.policies.rules import Policy, Rule
+from rollout_is.analysis.policies.survivors import Level, Survivors
 
 Bools = NDArray[np.bool_]
 HELD = 300.0  # an unbounded weight is summed as at most e^300: beyond, its square would leave float64
@@ -26,7 +27,9 @@ class Tally:
         sums: name -> float sum.
         low, high: extremes of the applied token weights over n.
         row_low, row_high: extremes of the sequences' mean applied weights.
+        levels: the applied weights as one per surviving sequence, where they make one.
         by_rule: for each rule, (tokens, sequences) that it alone rejects.
+        lows, highs: further extremes by name (a full plan only).
         top: log of the largest mean applied weights of sequences; ``cut`` says how many more there were below them.
         cut: sequences whose value is not in ``top``.
     """
@@ -37,23 +40,31 @@ class Tally:
     high: float = -np.inf
     row_low: float = np.inf
     row_high: float = -np.inf
+    lows: dict[str, float] = field(default_factory=dict)
+    highs: dict[str, float] = field(default_factory=dict)
+    levels: dict[str, Level] = field(default_factory=dict)
     by_rule: tuple[tuple[int, int], ...] = ()
     top: Floats = field(default_factory=lambda: np.zeros(0))
     cut: int = 0
 
 
-def judge(policy: Policy, unit: Gathered) -> Tally:
+def judge(policy: Policy, unit: Gathered, bounds: tuple[float, float] | None = None) -> Tally:
     """Apply a policy to a unit.
+
+    Args:
+        policy: what to apply.
+        unit: gathered under a plan that holds the policy (and the bounds).
+        bounds: weights outside are counted, and the survivors' mismatch is summed; None is neither.
 
     Masked-out tokens leave n; zeroed ones stay in it with weight 0. A sequence is rejected when none of its tokens keeps a weight.
     """
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        return _Case(policy, unit).tally()
+        return _Case(policy, unit, bounds).tally()
 
 
 class _Case:
-    def __init__(self, policy: Policy, unit: Gathered) -> None:
-        self.policy, self.unit = policy, unit
+    def __init__(self, policy: Policy, unit: Gathered, bounds: tuple[float, float] | None) -> None:
+        self.policy, self.unit, self.bounds = policy, unit, bounds
         self.real = unit.n > 0
         token_fails = {"mask": np.zeros(unit.od.size, dtype=bool), "zero": np.zeros(unit.od.size, dtype=bool)}
         row_fails = {"mask": np.zeros(unit.n.size, dtype=bool), "zero": np.zeros(unit.n.size, dtype=bool)}
@@ -133,6 +144,16 @@ class _Case:
         keep = min(logs.size, 2 * tail_length(logs.size) + 64)
         top = np.sort(logs)[logs.size - keep :][::-1].copy() if keep else np.zeros(0)
         live = alive > 0
+        out_on = ~self.out_masked & ~self.out_zeroed
+        full = Survivors.of(unit, ~self.row_masked & ~self.row_zeroed, out_on, alive) if self.bounds else None
+        levels, outside = {}, {}
+        if self.bounds:
+            levels = {k: Level.of(x[live], self.bounds) for k, x in self._level_logs(alive, out_on).items()}
+            outside = {
+                **self._outside(sums, alive, zeroed, out_on),
+                "rows_high": int((rows > self.bounds[1]).sum()),
+                "rows_low": int((rows < self.bounds[0]).sum()),
+            }
         return Tally(
             counts={
                 "segments": unit.segments,
@@ -148,6 +169,7 @@ class _Case:
                 "sequences_touched": int((self.real & (alive < unit.n)).sum()),
                 "sequences_changed": int(before["rows_changed"]),
                 "held": int(before["held"]),
+                **outside,
             },
             sums={
                 "e": float(sums["e"][counted].sum()),
@@ -162,7 +184,11 @@ class _Case:
                 "kept_k3": kept_k3,
                 "lost_k1": lost_k1,
                 "lost_k3": lost_k3,
+                **(full.sums if full else {}),
             },
+            lows=full.lows if full else {},
+            highs=full.highs if full else {},
+            levels=levels,
             low=0.0 if zeroed.any() else float(sums["low"][live].min(initial=np.inf)),
             high=float(sums["high"][live].max(initial=-np.inf)) if live.any() else (0.0 if zeroed.any() else -np.inf),
             row_low=float(rows.min(initial=np.inf)),
@@ -171,6 +197,33 @@ class _Case:
             top=top,
             cut=logs.size - keep,
         )
+
+    def _level_logs(self, alive: Ints, out_on: Bools) -> dict[str, Floats]:
+        """One applied log-weight a sequence: the product and the geometric mean of token weights, or the sequence's own weight."""
+        weight, unit = self.policy.weight, self.unit
+        hold = np.inf if weight.safety is None else weight.safety
+        low, high = (-np.inf if b is None else float(np.log(b)) for b in (weight.lower, weight.upper))
+        high = np.inf if weight.upper is None else high
+        if weight.level in ("sequence", "geometric"):
+            return {weight.level: self._row_values(Rule(weight.level, "mask")).clip(-hold, hold).clip(low, high)}
+        if weight.level == "none":
+            return dict.fromkeys(("sequence", "geometric"), np.zeros(unit.n.size))
+        logs = unit.od[out_on].clip(-hold, hold).clip(low, high)
+        product = unit.d + np.bincount(unit.at[out_on], weights=logs, minlength=unit.n.size)
+        return {"sequence": product, "geometric": product / np.maximum(alive, 1)}
+
+    def _outside(self, sums: dict[str, Floats], alive: Ints, zeroed: Ints, out_on: Bools) -> dict[str, int]:
+        """Tokens of n whose applied weight lies outside the bounds; a zeroed one lies below."""
+        assert self.bounds is not None
+        low, high = self.bounds
+        below = int(zeroed.sum()) if low > 0 else 0
+        weight = self.policy.weight
+        if weight.level != "token":
+            w = sums["high"]
+            return {"over": int(alive[w > high].sum()), "under": below + int(alive[w < low].sum())}
+        hold = HELD if weight.safety is None else min(HELD, weight.safety)
+        w = _cut(np.exp(self.unit.od[out_on].clip(-hold, hold)), weight.lower, weight.upper)
+        return {"over": int((w > high).sum()), "under": below + int((w < low).sum())}
 
     def _token_weights(self, stays: Ints) -> tuple[dict[str, Floats], dict[str, float]]:
         unit, weight = self.unit, self.policy.weight

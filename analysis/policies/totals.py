@@ -12,6 +12,8 @@ import numpy as np
 from rollout_is.analysis.pareto import pareto_k, tail_length
 from rollout_is.analysis.policies.judge import Tally
 from rollout_is.analysis.policies.rules import Policy
+from rollout_is.analysis.policies.survivors import Level
+from rollout_is.analysis.policies.view import full_view
 from rollout_is.analysis.summary import Statistic
 
 
@@ -22,6 +24,7 @@ class Total:
     Attributes:
         counts: whole numbers (tokens, sequences, masked, zeroed, changed ...).
         figures: name -> statistic.
+        full: section -> name -> statistic of the ``corrected`` view, where the plan was full.
         by_rule: for each rule its words, tokens and sequences that it alone rejects.
         tally: the combined sums, to combine again.
     """
@@ -30,6 +33,7 @@ class Total:
     figures: dict[str, Statistic]
     by_rule: tuple[dict[str, Any], ...]
     tally: Tally
+    full: dict[str, dict[str, Statistic]]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -37,6 +41,9 @@ class Total:
             "counts": self.counts,
             "figures": {name: statistic.to_dict() for name, statistic in self.figures.items()},
             "by_rule": list(self.by_rule),
+            **(
+                {"view": {k: {n: s.to_dict() for n, s in v.items()} for k, v in self.full.items()}} if self.full else {}
+            ),
         }
 
 
@@ -56,7 +63,9 @@ def total_of(policy: Policy, tallies: Sequence[Tally], steps: Sequence[Total] = 
         {"rule": rule.words(), "action": rule.action, "tokens": tokens, "sequences": sequences}
         for rule, (tokens, sequences) in zip(policy.rules, tally.by_rule or ((0, 0),) * len(policy.rules), strict=True)
     )
-    return Total(tally.counts, _figures(policy, tally, rules), rules, tally)
+    figures = _figures(policy, tally, rules)
+    gone = next((s.why for s in (figures["kept_kl"],) if s.why), None) or "no valid tokens"
+    return Total(tally.counts, figures, rules, tally, full_view(tally, figures, gone) if tally.highs else {})
 
 
 def _combine(tallies: Sequence[Tally]) -> Tally:
@@ -70,6 +79,9 @@ def _combine(tallies: Sequence[Tally]) -> Tally:
         high=max(t.high for t in tallies),
         row_low=min(t.row_low for t in tallies),
         row_high=max(t.row_high for t in tallies),
+        lows={name: min(t.lows[name] for t in tallies) for name in first.lows},
+        highs={name: max(t.highs[name] for t in tallies) for name in first.highs},
+        levels={name: Level.join([t.levels[name] for t in tallies]) for name in first.levels},
         by_rule=tuple(
             (sum(a), sum(b))
             for a, b in (zip(*pairs, strict=True) for pairs in zip(*(t.by_rule for t in tallies), strict=True))
@@ -110,6 +122,9 @@ def _normalize(policy: Policy, tally: Tally) -> Tally:
         tally.high / factor,
         tally.row_low / factor,
         tally.row_high / factor,
+        tally.lows,
+        tally.highs,
+        {name: level.scaled(factor) for name, level in tally.levels.items()},
         tally.by_rule,
         tally.top - math.log(factor),
         tally.cut,

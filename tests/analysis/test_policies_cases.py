@@ -31,7 +31,7 @@ def analysed(
     train = rollout + torch.as_tensor(np.asarray(d, dtype=np.float64))
     valid = torch.ones(len(d)) if mask is None else torch.as_tensor(mask)
     cu = torch.tensor([0, len(d)] if offsets is None else offsets)
-    consumer = PolicyConsumer([parse_policy(spec)], "policy")
+    consumer = PolicyConsumer([parse_policy(spec)], "policy", (0.5, 2.0))
     return with_corrected(summarize(train, rollout, valid, cu, consumers=[consumer]))
 
 
@@ -108,7 +108,7 @@ def test_c37_survivors_look_healthy_so_both_denominators_come_first(tmp_path: Pa
 def test_c37_the_share_that_is_noted_can_be_set() -> None:
     summary = analysed(np.log([1.0, 1.0, 1.0, 9.0]), "token:mask:upper=2")
     assert any(n.code == "policy-rejects" for n in summary.notes)
-    consumer = PolicyConsumer([parse_policy("token:mask:upper=2")], "policy")
+    consumer = PolicyConsumer([parse_policy("token:mask:upper=2")], "policy", (0.5, 2.0))
     t = torch.tensor([-1.0, -1.0, -1.0, 1.0])
     quiet = with_corrected(
         summarize(t, torch.full((4,), -1.0), torch.ones(4), torch.tensor([0, 4]), consumers=[consumer]), share=0.3

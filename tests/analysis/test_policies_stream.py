@@ -15,6 +15,7 @@ from rollout_is.analysis.pareto import pareto_k
 from rollout_is.analysis.pipeline import summarize
 from rollout_is.analysis.policies import PRESETS, Policy, evaluate, parse_policy
 from rollout_is.analysis.policies.consumer import PolicyConsumer
+from rollout_is.analysis.policies.corrected import with_corrected
 
 SPECS = [
     *PRESETS,
@@ -183,3 +184,76 @@ def test_weights_beyond_float64_have_a_reason_and_no_number() -> None:
     total = summary.extra["policies"]["policies"][0]["total"]
     assert total["counts"]["held"] == 1
     assert all(f["value"] is None or math.isfinite(f["value"]) for f in total["figures"].values())
+
+
+def expected_view(data: dict[str, Any], policy: Policy, bounds: tuple[float, float]) -> dict[str, float]:
+    """The corrected view by definition, over the tokens that keep a weight."""
+    t, r, mask, offsets = data["t"], data["r"], data["mask"], data["offsets"]
+    applied = evaluate(policy, t, r, mask, offsets, advantages=data["advantages"])
+    left, d = mask & applied.keep, t - r
+    kept, w = left & ~applied.zeroed, applied.weights
+    rows = [np.flatnonzero(kept[a:b]) + a for a, b in itertools.pairwise(offsets) if kept[a:b].any()]
+    x = np.array([w[a:b][left[a:b]].mean() for a, b in itertools.pairwise(offsets) if left[a:b].any()])
+    diff = np.array([(r[i] - t[i]).mean() for i in rows])
+    p, q = np.exp(t[kept]), np.exp(r[kept])
+    out = {
+        "token.rollout_is_ratio_fraction_high": (w[left] > bounds[1]).mean(),
+        "token.rollout_is_ratio_fraction_low": (w[left] < bounds[0]).mean(),
+        "per_sequence.rollout_is_seq_fraction_high": (x > bounds[1]).mean(),
+        "per_sequence.rollout_is_seq_fraction_low": (x < bounds[0]).mean(),
+        "mismatch.mismatch_kl": -d[kept].mean(),
+        "mismatch.mismatch_k2_kl": np.square(d[kept]).mean() / 2,
+        "mismatch.mismatch_k3_kl": (np.expm1(d) - d)[kept].mean(),
+        "mismatch.mismatch_logprob_abs_diff": np.abs(d[kept]).mean(),
+        "mismatch.mismatch_logprob_diff_std": d[kept].std(),
+        "mismatch.mismatch_logprob_abs_diff_max": np.abs(d[kept]).max(),
+        "mismatch.mismatch_prob_abs_diff": np.abs(p - q).mean(),
+        "mismatch.mismatch_prob_abs_diff_max": np.abs(p - q).max(),
+        "mismatch.mismatch_mult_prob_error": np.exp(np.abs(d[kept])).mean(),
+        "mismatch.mismatch_extreme_fraction": (np.abs(d[kept]) > math.log(2)).mean(),
+        "mismatch.mismatch_training_log_ppl": np.mean([-t[i].mean() for i in rows]),
+        "mismatch.mismatch_rollout_log_ppl": np.mean([-r[i].mean() for i in rows]),
+        "mismatch.mismatch_training_ppl": np.mean([np.exp(-t[i].mean()) for i in rows]),
+        "mismatch.mismatch_rollout_ppl": np.mean([np.exp(-r[i].mean()) for i in rows]),
+        "mismatch.mismatch_log_ppl_diff": diff.mean(),
+        "mismatch.mismatch_log_ppl_abs_diff": np.abs(diff).mean(),
+        "mismatch.mismatch_log_ppl_diff_max": diff.max(),
+        "mismatch.mismatch_log_ppl_diff_min": diff.min(),
+        "mismatch.mismatch_ppl_ratio": np.exp(diff).mean(),
+        "mismatch.mismatch_chi2_token": np.exp(2 * d[kept]).mean() - 1,
+        "mismatch.mismatch_chi2_seq": np.mean([np.exp(2 * d[i].sum()) for i in rows]) - 1,
+        "mismatch.mismatch_chi2_geometric": np.mean([np.exp(2 * d[i].mean()) for i in rows]) - 1,
+    }
+    levels = {"none": ("sequence", "geometric"), "token": ("sequence", "geometric")}
+    for level in levels.get(policy.weight.level, (policy.weight.level,)):
+        over = np.sum if level == "sequence" and policy.weight.level == "token" else np.mean
+        logs = np.array([over(np.log(w[i])) for i in rows])
+        u = np.exp(logs)
+        at = f"{level}.rollout_is_"
+        out |= {f"{at}mean": u.mean(), f"{at}min": u.min(), f"{at}max": u.max(), f"{at}std": u.std()}
+        out |= {
+            f"{at}eff_sample_size": u.sum() ** 2 / (u.size * np.square(u).sum()),
+            f"{at}max_weight_share": u.max() / u.sum(),
+        }
+        out |= {f"{at}ratio_fraction_high": (u > bounds[1]).mean(), f"{at}ratio_fraction_low": (u < bounds[0]).mean()}
+    return {name: float(value) for name, value in out.items()}
+
+
+@pytest.mark.parametrize("spec", [s for s in SPECS if "normalize" not in s and s != "slime/mis"])
+def test_the_corrected_view_is_that_of_the_survivors(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, policy = dump(12), parse_policy(spec)
+    monkeypatch.setattr(units, "UNIT_POSITIONS", 500)
+    summary = summarize(
+        torch.tensor(data["t"]),
+        torch.tensor(data["r"]),
+        torch.tensor(data["mask"]),
+        torch.tensor(data["offsets"]),
+        advantages=torch.tensor(data["advantages"], dtype=torch.float32),
+        consumers=[PolicyConsumer([policy], "policy", (0.5, 2.0))],
+    )
+    corrected = with_corrected(summary)
+    for path, want in expected_view(data, policy, (0.5, 2.0)).items():
+        found = corrected.get(f"corrected.{path}")
+        assert found is not None, path
+        loose = 1e-6 if path.endswith("_std") else 1e-9
+        assert found.value == pytest.approx(want, rel=loose, abs=1e-9), path
