@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,13 +23,17 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from rollout_is.analysis.batch import Consumer
+from rollout_is.analysis.compare.paired import join, paired_tests
 from rollout_is.analysis.compare.rows import HEADLINE
 from rollout_is.analysis.compare.runs import Side, compare_runs
+from rollout_is.analysis.compare.sequences import SequenceConsumer
 from rollout_is.analysis.compare.steps import is_real
 from rollout_is.analysis.compare.tails import incomplete_beta
 from rollout_is.analysis.gate.baseline import baseline_limits
 from rollout_is.analysis.gate.evaluate import evaluate
 from rollout_is.analysis.pipeline import summarize
+from rollout_is.analysis.settings import Settings
 
 ALPHA = 0.05
 
@@ -72,14 +76,46 @@ def made(name: str, groups: int, members: int, seed: int) -> Run:
     return Run(name, sequences, np.array(ids))
 
 
-def half(run: Run, chosen: NDArray[np.bool_]) -> Side:
+def half(run: Run, chosen: NDArray[np.bool_], consumers: Sequence[Consumer] = ()) -> Side:
     """The sequences of the chosen groups as one side of a comparison."""
     rows = np.flatnonzero(chosen[run.groups])
     train, rollout, mask = (torch.cat([run.sequences[row][k] for row in rows]) for k in range(3))
     lengths = [len(run.sequences[row][0]) for row in rows]
     offsets = torch.tensor([0, *np.cumsum(lengths)])
-    summary = summarize(train, rollout, mask, offsets, group_ids=torch.tensor(run.groups[rows]))
+    ids = {"group_ids": torch.tensor(run.groups[rows]), "sequence_ids": torch.tensor(rows)}
+    summary = summarize(train, rollout, mask, offsets, consumers=consumers, **ids)
     return Side("half", summary, int(chosen.sum()))
+
+
+def noised(run: Run, rng: np.random.Generator) -> Run:
+    """The same sequences scored again: each log-ratio times a random sign, so that the spread of every group stays."""
+    sequences = []
+    for train, rollout, mask in run.sequences:
+        sign = torch.tensor(rng.choice([-1.0, 1.0], len(train)))
+        sequences.append((train, train - sign * (train - rollout), mask))
+    return Run(run.name, sequences, run.groups)
+
+
+def measure_paired(run: Run, trials: int, seed: int) -> Iterator[str]:
+    """The paired test on two scorings of the same sequences that differ by nothing but their noise."""
+    rng = np.random.default_rng(seed)
+    everyone = np.ones(int(run.groups.max()) + 1, bool)
+    paths = ["mismatch.mismatch_kl", "mismatch.mismatch_k3_kl", "token.rollout_is_mean", "geometric.rollout_is_mean"]
+    hits = {path: 0 for path in paths}
+    for _ in range(trials):
+        tables = []
+        for _ in range(2):
+            consumer = SequenceConsumer(Settings())
+            tables.append(half(noised(run, rng), everyone, (consumer,)).summary.extra[consumer.name])
+        joined = join(tables[0], tables[1], ("a", "b"))
+        assert joined is not None
+        tests = paired_tests(joined).pooled
+        for path in paths:
+            hits[path] += tests[f"masked.{path}"].p < ALPHA
+    yield f"{run.name}: paired test, same sequences scored twice, {trials} trials; p < 0.05 (claimed: 5 %):"
+    for path, count in hits.items():
+        low, high = interval(count, trials)
+        yield f"    {path:<48} {count / trials:6.1%}  ({low:.1%} to {high:.1%})"
 
 
 def measure(run: Run, splits: int, seed: int) -> Iterator[str]:
@@ -138,8 +174,9 @@ def main() -> None:
         sample = Path(__file__).parents[1] / "sample_dumps" / "tiny_lm"
         runs = [read(sample), made("made: 64 groups of 8", 64, 8, 1), made("made: 200 groups of 4", 200, 4, 2)]
     for run in runs:
-        for line in measure(run, options.splits, options.seed):
-            print(line, flush=True)
+        for measured in (measure, measure_paired):
+            for line in measured(run, options.splits, options.seed):
+                print(line, flush=True)
 
 
 if __name__ == "__main__":
