@@ -13,6 +13,8 @@ from rollout_is.dumps.foreign.rebuild import from_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
+# What zipfile raises for damaged archives, beside its own error: names that are no text, unknown methods, passwords.
+ZIP_ERRORS = (zipfile.BadZipFile, KeyError, EOFError, ValueError, NotImplementedError, RuntimeError, OSError)
 _REBUILD = "tensordict._reductions._rebuild_tensordict_files_consolidated"
 _ALLOWED = frozenset({_REBUILD, "torch._utils._rebuild_tensor_v2", "torch.ByteStorage", "torch.storage.UntypedStorage",
                       "collections.OrderedDict"})  # fmt: skip
@@ -50,7 +52,7 @@ def tensors(data: bytes, where: str) -> dict[str, Tensor]:
                 return archive.read(f"{folder}data/{pid[2]}")
 
             tree = unpickle.load(archive.read(record), where, _ALLOWED, storage=storage)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except ZIP_ERRORS as error:
         raise DumpError(
             where, f"expected a whole torch.save archive inside, found: {error}", code="torch-file-unreadable"
         ) from None
@@ -64,6 +66,8 @@ def _leaves(tree: Any, where: str) -> dict[str, Tensor]:
         table = meta["leaves"]
         found = {}
         for key, (dtype, shape, start, stop, *_) in table.items():
+            if not isinstance(key, str) or not isinstance(dtype, str):
+                raise TypeError("key")
             if not 0 <= start <= stop <= len(raw):
                 raise DumpError(
                     f"{where}: {key}",
@@ -71,7 +75,7 @@ def _leaves(tree: Any, where: str) -> dict[str, Tensor]:
                     code="tensor-not-stored",
                 )
             size = _bytes_of(dtype, shape)
-            found[str(key)] = from_bytes(
+            found[key] = from_bytes(
                 raw[start : start + size] if size <= stop - start else b"", shape, dtype, f"{where}: {key}"
             )
         return found

@@ -26,7 +26,9 @@ def roles_of(item: Mapping[str, Any], where: str, columns: Mapping[str, str]) ->
         DumpError: a required role that no name plays, or that two names could play.
     """
     names = frozenset(
-        str(key) for key, value in item.items() if hasattr(value, "dim") or isinstance(value, list | tuple)
+        key
+        for key, value in item.items()
+        if isinstance(key, str) and (hasattr(value, "dim") or isinstance(value, list | tuple))
     )
     roles = resolve(_settle_bounds(item, names, columns), columns, where)
     if roles.missing:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import pickletools
 from dataclasses import dataclass, field
+from typing import Any
 
 _UNICODE = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"})
 _MEMO_SET = frozenset({"BINPUT", "LONG_BINPUT", "PUT", "MEMOIZE"})
 _MEMO_GET = frozenset({"BINGET", "LONG_BINGET", "GET"})
 _LONGEST_KEY = 80
+_LARGEST_KEY = 10_000
+_MARK = -1
 
 
 @dataclass
@@ -34,6 +37,53 @@ class Outline:
     complete: bool = False
     problem: str = ""
     consumed: int = 0
+
+
+class _Sizes:
+    """How many values each value on the stack would be if everything that it shares were written out.
+
+    A thousand tuples that each hold the one before twice are small in memory and endless to hash: as a key of a dict they
+    would keep a reader busy for ever. Nothing else that we do walks a value without a limit.
+    """
+
+    def __init__(self) -> None:
+        self._stack: list[int] = []
+        self._memo: dict[int, int] = {}
+
+    def step(self, opcode: pickletools.OpcodeInfo, argument: Any) -> str:
+        """Follow one opcode; says what is wrong, or nothing."""
+        kind, stack = opcode.name, self._stack
+        if kind == "MARK":
+            stack.append(_MARK)
+            return ""
+        if kind in _MEMO_SET:
+            index = argument if isinstance(argument, int) else len(self._memo)
+            self._memo[index] = stack[-1] if stack else 1
+            return ""
+        if kind in _MEMO_GET and isinstance(argument, int):
+            stack.append(self._memo.get(argument, 1))
+            return ""
+        below, inside = self._pop(opcode)
+        keys = inside[::2] if kind in ("SETITEMS", "DICT") else below[1:2] if kind == "SETITEM" else []
+        keys = inside if kind in ("ADDITEMS", "FROZENSET") else keys
+        if max(keys, default=0) > _LARGEST_KEY:
+            return f"a key of more than {_LARGEST_KEY} values"
+        size = min(1 + sum(size for size in (*below, *inside) if size > 0), _LARGEST_KEY + 1)
+        stack.extend([size] * len(opcode.stack_after))
+        return ""
+
+    def _pop(self, opcode: pickletools.OpcodeInfo) -> tuple[list[int], list[int]]:
+        stack, before = self._stack, opcode.stack_before
+        inside: list[int] = []
+        count = len(before)
+        if pickletools.markobject in before:
+            while stack and stack[-1] != _MARK:
+                inside.append(stack.pop())
+            if stack:
+                stack.pop()
+            count = before.index(pickletools.markobject)
+        below = [stack.pop() for _ in range(min(count, len(stack)))]
+        return below[::-1], inside[::-1]
 
 
 def outline_all(data: bytes, count: int, *, limit: int | None = None) -> Outline:
@@ -71,12 +121,16 @@ def outline(data: bytes, *, limit: int | None = None) -> Outline:
     True
     """
     seen = Outline()
+    sizes = _Sizes()
     memo: dict[int, str] = {}
     last: list[str] = ["?", "?"]  # the two newest pushes, where STACK_GLOBAL finds module and name
     try:
         for opcode, argument, position in pickletools.genops(data):
             seen.opcodes += 1
             kind = opcode.name
+            seen.problem = sizes.step(opcode, argument)
+            if seen.problem:
+                return seen
             if kind in _UNICODE and isinstance(argument, str):
                 last = [last[1], argument]
                 if len(argument) <= _LONGEST_KEY:

@@ -174,6 +174,8 @@ def vector(value: Any, where: str, role: str) -> Tensor:
     import torch
 
     if isinstance(value, list | tuple):
+        if not all(item is None or isinstance(item, int | float) for item in value):
+            raise DumpError(where, "expected a list of numbers, found other values in it", code="not-numbers")
         try:
             kind = torch.float64 if role in ("train", "rollout", "advantages", "entropy") else None
             value = torch.tensor([float("nan") if item is None else item for item in value], dtype=kind)

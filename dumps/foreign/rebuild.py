@@ -57,7 +57,8 @@ def from_bytes(data: Any, shape: Any, dtype: Any, where: str) -> Tensor:
     """
     import torch
 
-    name = str(dtype.name if isinstance(dtype, Node) else dtype).removeprefix("torch.").removeprefix("<class 'numpy.")
+    name = dtype.name if isinstance(dtype, Node) else dtype if isinstance(dtype, str) else _kind(dtype)
+    name = name.removeprefix("torch.").removeprefix("<class 'numpy.")
     kind = getattr(torch, name.rstrip("'>"), None)
     if not isinstance(kind, torch.dtype):
         raise DumpError(where, f"expected a dtype of torch, found {name[:40]}", code="wrong-dtype")
@@ -102,7 +103,7 @@ def _numpy(node: Node, where: str) -> Tensor:
     if not (isinstance(state, tuple) and len(state) == 5 and isinstance(state[2], Node)):
         raise DumpError(where, "expected the state of a numpy array, found another structure", code="wrong-structure")
     _, shape, dtype, fortran, data = state
-    code = str(dtype.args[0]) if dtype.args else ""
+    code = dtype.args[0] if dtype.args and isinstance(dtype.args[0], str) else ""
     order = dtype.state[1] if isinstance(dtype.state, tuple) and len(dtype.state) > 1 else "<"
     if code.lstrip("<|=") not in _CODES or order == ">" or not isinstance(data, bytes):
         raise DumpError(where, f"expected a numeric little-endian array, found dtype {code[:20]}", code="wrong-dtype")

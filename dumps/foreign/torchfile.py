@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout_is.dumps.errors import DumpError
+from rollout_is.dumps.foreign.consolidated import ZIP_ERRORS
 from rollout_is.dumps.foreign.opcodes import Outline, outline, outline_all
 from rollout_is.dumps.foreign.unpickle import refusal
 
@@ -49,7 +50,6 @@ _DTYPES = [
 ]
 _STORAGES = ["Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool"]
 ALLOWED_NAMES = _TENSOR_NAMES | {f"torch.{name}" for name in _DTYPES} | {f"torch.{name}Storage" for name in _STORAGES}
-_NODES = 20_000_000  # objects in a loaded file; more is an attack or not a dump of tensors
 _DEPTH = 32
 
 
@@ -65,7 +65,8 @@ def load(path: Path, where: str) -> Any:
         DumpError: a compressed or cut-off archive, a global that tensors do not need (named), tensors that claim more
             elements than are stored, nesting without end.
     """
-    names = _check_archive(path, where)
+    seen = _check_archive(path, where)
+    names = seen.names
     import torch
 
     if any("nested" in name or "njt" in name for name in names):
@@ -83,11 +84,11 @@ def load(path: Path, where: str) -> Any:
             "dump it again; save only tensors, numbers and strings",
             code="torch-file-unreadable",
         ) from None
-    _check_tree(loaded, where)
+    _check_tree(loaded, where, 1000 + 4 * seen.opcodes)  # each value takes an opcode; what is shared counts again
     return loaded
 
 
-def _check_archive(path: Path, where: str) -> frozenset[str]:
+def _check_archive(path: Path, where: str) -> Outline:
     if not zipfile.is_zipfile(path):
         with open(path, "rb") as file:
             if file.read(2) == b"PK":
@@ -111,17 +112,17 @@ def _check_archive(path: Path, where: str) -> frozenset[str]:
             if record is None:
                 raise cut_off(where)
             seen = outline(archive.read(record))
-    except zipfile.BadZipFile:
+    except ZIP_ERRORS:
         raise cut_off(where) from None
     _check_names(seen, where)
-    return frozenset(seen.names)
+    return seen
 
 
-def _check_legacy(path: Path, where: str) -> frozenset[str]:
+def _check_legacy(path: Path, where: str) -> Outline:
     """The format before zip files: five pickles (magic, protocol, system, object, storage keys), then raw bytes."""
     seen = outline_all(path.read_bytes(), 5)
     _check_names(seen, where)
-    return frozenset(seen.names)
+    return seen
 
 
 def _check_names(seen: Outline, where: str) -> None:
@@ -132,7 +133,7 @@ def _check_names(seen: Outline, where: str) -> None:
         raise cut_off(where)
 
 
-def _check_tree(loaded: Any, where: str) -> None:
+def _check_tree(loaded: Any, where: str, most: int) -> None:
     """Refuse cycles, endless nesting and tensors that are larger than their storage, before anyone walks the values."""
     import torch
 
@@ -141,10 +142,10 @@ def _check_tree(loaded: Any, where: str) -> None:
     while stack:
         value, depth = stack.pop()
         count += 1
-        if depth > _DEPTH or count > _NODES:
+        if depth > _DEPTH or count > most:
             raise DumpError(
                 where,
-                f"expected at most {_DEPTH} levels and {_NODES} values, found more",
+                f"expected at most {_DEPTH} levels and {most} values, found more",
                 "a dump of log-probs is a few levels deep; this one refers to itself or was made to exhaust readers",
                 "dump the tensors alone",
                 code="nesting-too-deep",

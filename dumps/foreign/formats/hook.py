@@ -104,7 +104,7 @@ def _unused(content: Any, packed: Packed) -> list[str]:
     item = content if isinstance(content, Mapping) else content[0]
     used = " ".join(packed.names.values()).split()
     known = {*aliases.OFFSETS, *aliases.LENGTHS, *aliases.FACTORS, "num_padding"}
-    tensors = (str(key) for key, value in item.items() if hasattr(value, "dim") or isinstance(value, list | tuple))
+    tensors = (k for k, v in item.items() if isinstance(k, str) and (hasattr(v, "dim") or isinstance(v, list | tuple)))
     return sorted(key for key in tensors if key not in used and key not in known and key not in packed.dropped)
 
 

@@ -81,7 +81,9 @@ class SkyRl(Format):
             message = f"the last {pad} rows are padding for the data-parallel size (copies of row 0 with an empty mask)"
             packed.notes.append(Note("pad-rows", "info", "mask", message))
         packed.dropped += sorted(
-            key for key, value in batch.items() if value is not None and key not in _NAMES.values()
+            key
+            for key, value in batch.items()
+            if value is not None and isinstance(key, str) and key not in _NAMES.values()
         )
         return packed
 

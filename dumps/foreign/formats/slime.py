@@ -75,7 +75,7 @@ _USED = frozenset(
 
 def unused(keys: Iterable[str]) -> list[str]:
     """Columns of slime and miles that are not read."""
-    return sorted(str(key) for key in set(keys) - _USED)
+    return sorted(key for key in set(keys) - _USED if isinstance(key, str))
 
 
 def add_sample(rows: Rows, sample: Mapping[str, Any]) -> None:

@@ -88,7 +88,7 @@ def group_ids(names: list[Any] | None) -> Tensor | None:
     """int64 numbers for group names, by first appearance."""
     import torch
 
-    if not names:
+    if not names or not all(isinstance(name, str | int) for name in names):
         return None
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(str(name), len(numbers)) for name in names])
@@ -103,8 +103,8 @@ def _contents(node: Any, where: str) -> tuple[dict[str, Tensor], dict[str, Any]]
         if isinstance(batch, tuple) and len(batch) == 3 and isinstance(batch[2], dict):  # serialised as numpy
             found = {}
             for key, item in batch[2].items():
-                if not (isinstance(item, tuple | list) and len(item) == 3):
-                    raise DumpError(f"{where}: {key}", "expected (dtype, shape, bytes)", code="wrong-structure")
-                found[str(key)] = from_bytes(item[2], item[1], item[0], f"{where}: {key}")
+                if not (isinstance(key, str) and isinstance(item, tuple | list) and len(item) == 3):
+                    raise DumpError(where, "expected (dtype, shape, bytes) by name", code="wrong-structure")
+                found[key] = from_bytes(item[2], item[1], item[0], f"{where}: {key}")
             return found, others if isinstance(others, dict) else {}
     raise DumpError(where, "expected a DataProto with a tensor batch, found another structure", code="wrong-structure")

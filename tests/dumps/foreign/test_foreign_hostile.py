@@ -103,6 +103,48 @@ def test_a_thousand_deep_memo(tmp_path):
         refused(path, "wrong-structure")
 
 
+def doubled(levels, start="x"):
+    """A tuple that holds the one before twice, again and again: a few bytes a level, endless when written out."""
+    value = start
+    for _ in range(levels):
+        value = (value, value)
+    return value
+
+
+def test_a_key_that_takes_for_ever_to_hash(tmp_path):
+    """pickle can write such a key (it hashes nothing); building the dict would never end."""
+    key = pickle.dumps(doubled(60), protocol=2)[2:-1]
+    for put in (b"}" + key + b"K\x01s", b"}(" + key + b"K\x01u", b"(" + key + b"K\x01d"):
+        path = tmp_path / "a.dp"
+        path.write_bytes(b"\x80\x02cverl.protocol\nDataProto\n)\x81" + put + b"b.")
+        assert "a key of more than" in refused(path, "pickle-damaged")
+    path.write_bytes(b"\x80\x04cverl.protocol\nDataProto\n)\x81\x8f(" + key + b"\x90b.")  # a set
+    assert "a key of more than" in refused(path, "pickle-damaged")
+
+
+def test_values_that_are_endless_when_written_out(tmp_path):
+    path = tmp_path / "step_1.pt"
+    nested = [0.5]
+    for _ in range(28):
+        nested = [nested, nested]
+    torch.save(hook(extra=nested), path)
+    refused(path, "nesting-too-deep")
+    numbers = [0.5, 0.5]
+    for _ in range(20):  # shallow enough for the tree check of a large file, 2 ** 21 numbers as a tensor
+        numbers = [numbers, numbers]
+    torch.save({"log_probs": numbers, "rollout_log_probs": numbers, "loss_masks": numbers}, path)
+    refused(path, "nesting-too-deep")
+
+
+def test_names_that_are_endless_when_printed(tmp_path):
+    """Group names, keys and dtypes come from the file; none is turned into text before its type is known."""
+    state = (([2], None, {"old_log_probs": (doubled(60), (1,), b"0000")}), {}, {})
+    data = pickle.dumps(state, protocol=2)[2:-1]
+    path = tmp_path / "a.dp"
+    path.write_bytes(b"\x80\x02cverl.protocol\nDataProto\n)\x81" + data + b"b.")
+    refused(path, "wrong-dtype")
+
+
 def test_a_memo_index_that_would_allocate_gigabytes(tmp_path):
     data = b"\x80\x02cverl.protocol\nDataProto\nr" + struct.pack("<I", 2**31) + b")\x81."
     path = tmp_path / "a.dp"
