@@ -8,37 +8,13 @@ import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints
 from rollout_is.analysis.doctor.state import State, counts, totals
-from rollout_is.analysis.doctor.window import Window
+from rollout_is.analysis.doctor.window import PROBS, Window
 
 FOLDS = 16
 MOMENTS = 6  # n, sum r, sum t, sum r^2, sum t^2, sum rt
-PROB_EDGES = tuple(float(np.log(p)) for p in (1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 0.99))
-PROB_NAMES = (
-    "< 1e-4",
-    "1e-4 to 1e-3",
-    "1e-3 to 0.01",
-    "0.01 to 0.1",
-    "0.1 to 0.5",
-    "0.5 to 0.9",
-    "0.9 to 0.99",
-    "> 0.99",
-)
-PROBS = len(PROB_NAMES)
 RATIO_STEP, RATIO_TOP = 0.02, 5.0
 RATIOS = int(RATIO_TOP / RATIO_STEP)
 DEEP = -2.0  # ratios of log-probs are taken where both sides are below this: near 0 they are noise over noise
-
-
-def probability_bin(r: Floats) -> Ints:
-    """int64 [v] which of PROB_NAMES exp(r) falls in.
-
-    >>> probability_bin(np.log(np.array([1e-5, 0.3, 0.999]))).tolist()
-    [0, 4, 7]
-    """
-    out = np.zeros(len(r), np.int64)
-    for edge in PROB_EDGES:
-        out += r >= edge
-    return out
 
 
 @dataclass
@@ -83,7 +59,7 @@ class Pairs(State):
         )
         for f in range(FOLDS):
             self.folds[f] += rows[fold == f].sum(axis=0)
-        where = probability_bin(r)
+        where = window.probability
         self.bins[:, 0] += np.bincount(where, minlength=PROBS)
         self.bins[:, 1] += np.bincount(where, weights=r, minlength=PROBS)
         self.bins[:, 2] += np.bincount(where, weights=t, minlength=PROBS)

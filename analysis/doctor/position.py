@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints
-from rollout_is.analysis.doctor.pairs import PROBS, probability_bin
 from rollout_is.analysis.doctor.state import State, counts, places, table, totals
 from rollout_is.analysis.doctor.verdict import Draft, Scene, Scope, percent, plural, sig
-from rollout_is.analysis.doctor.window import Window
+from rollout_is.analysis.doctor.window import PROBS, Window
 from rollout_is.analysis.doctor.worst import Worst
 
 PER_OCTAVE = 2
@@ -73,7 +72,7 @@ class Position(State):
         if window.n == 0:
             return
         where = position_bin(window.index)
-        key = where * PROBS + probability_bin(window.r)
+        key = where * PROBS + window.probability
         shape = (BINS, PROBS)
         self.n += np.bincount(key, minlength=BINS * PROBS).reshape(shape)
         self.absolute += np.bincount(key, weights=window.abs_d, minlength=BINS * PROBS).reshape(shape)

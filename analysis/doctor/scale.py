@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 from rollout_is.analysis.batch import Ints
-from rollout_is.analysis.doctor.pairs import PROB_NAMES, RATIO_STEP, Line, Pairs, jackknife, line
+from rollout_is.analysis.doctor.pairs import RATIO_STEP, Line, Pairs, jackknife, line
 from rollout_is.analysis.doctor.support import Support
 from rollout_is.analysis.doctor.verdict import Draft, Scene, Scope, find_scope, sig
+from rollout_is.analysis.doctor.window import PROB_NAMES
 
 MIN_TOKENS = 200
 MIN_CORRELATION = 0.6  # below it a slope says little (bf16 against fp8 is at 0.87, verl#7519)

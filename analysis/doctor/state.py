@@ -100,6 +100,11 @@ def merged(kind: type[S], parts: Iterable[S]) -> S:
     return whole
 
 
+def inner(a: Floats, b: Floats) -> float:
+    """Sum of products, on one thread: the number of BLAS threads must not change a bit."""
+    return float(np.einsum("i,i->", a, b))
+
+
 # Histogram of magnitudes: four bins an octave (19 % wide), read off the bits of float32, so that it costs a shift.
 _LOW, _HIGH = -24, 12  # octaves
 MAGNITUDES = (_HIGH - _LOW) * 4
@@ -112,7 +117,8 @@ def magnitude_bin(x: NDArray[np.floating[Any]]) -> NDArray[np.int32]:
     >>> magnitude_bin(np.array([0.0, 1.0, 1.3, 2.0])).tolist()
     [0, 96, 97, 100]
     """
-    bits = np.abs(x).astype(np.float32).view(np.int32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinity, and belongs into the last bin
+        bits = np.abs(x).astype(np.float32).view(np.int32)
     index: NDArray[np.int32] = (bits >> 21) - _BASE
     return np.clip(index, 0, MAGNITUDES - 1, out=index)
 

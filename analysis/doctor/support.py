@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints
-from rollout_is.analysis.doctor.state import MAGNITUDES, State, counts, largest, magnitudes, quantile, smallest, totals
+from rollout_is.analysis.doctor.state import (
+    MAGNITUDES,
+    State,
+    counts,
+    inner,
+    largest,
+    magnitudes,
+    quantile,
+    smallest,
+    totals,
+)
 from rollout_is.analysis.doctor.verdict import Draft, Scene, find_scope, percent, sig
 from rollout_is.analysis.doctor.window import Window
 
@@ -51,7 +61,7 @@ class Support(State):
             return
         d, starts = window.d, window.chunk_starts
         capped = np.clip(d, -30.0, 30.0)  # a stray outlier must not overflow; it is far beyond any support effect
-        e = np.expm1(capped)
+        e = np.exp(capped) - 1.0  # sums of 1e-16 do not matter here, and this is several times faster than expm1
         rows = np.stack(
             [
                 (window.chunk_stops - starts).astype(np.float64),
@@ -69,7 +79,7 @@ class Support(State):
         self.above += magnitudes(d[~negative])
         low = float(np.minimum(d, 0.0).sum())
         self.mass += np.array([-low, float(d.sum()) - low])
-        self.square[0] += float(np.dot(d, d))
+        self.square[0] += inner(d, d)
         self.lowest_rollout = min(self.lowest_rollout, float(window.r.min()))
         self.lowest_train = min(self.lowest_train, float(window.t.min()))
         self.largest_d = max(self.largest_d, float(d.max()))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints
-from rollout_is.analysis.doctor.pairs import PROB_NAMES, PROBS, probability_bin
 from rollout_is.analysis.doctor.state import (
     MAGNITUDES,
     State,
@@ -20,7 +19,7 @@ from rollout_is.analysis.doctor.state import (
     totals,
 )
 from rollout_is.analysis.doctor.verdict import Draft, Scene, Scope, percent, sig
-from rollout_is.analysis.doctor.window import Window
+from rollout_is.analysis.doctor.window import PROB_NAMES, PROBS, Window
 from rollout_is.analysis.doctor.worst import Worst
 
 MIN_TOKENS = 1000
@@ -47,7 +46,7 @@ class Tails(State):
         if window.n == 0:
             return
         self.histogram += magnitudes(window.d)
-        p = probability_bin(window.r)
+        p = window.probability
         self.by_probability[:, 0] += np.bincount(p, minlength=PROBS)
         self.by_probability[:, 1] += np.bincount(p, weights=window.abs_d, minlength=PROBS)
         self.by_probability[:, 2] += np.bincount(p[window.abs_d > EXTREME], minlength=PROBS)

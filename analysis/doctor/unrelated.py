@@ -9,7 +9,7 @@ import numpy as np
 
 from rollout_is.analysis.batch import Floats
 from rollout_is.analysis.doctor.lag import LAGS, REACH
-from rollout_is.analysis.doctor.state import State, totals
+from rollout_is.analysis.doctor.state import State, inner, totals
 from rollout_is.analysis.doctor.verdict import Draft, Scene, find_scope, sig
 from rollout_is.analysis.doctor.window import Window
 from rollout_is.analysis.doctor.worst import Worst
@@ -44,7 +44,7 @@ class Unrelated(State):
 
 def _row(t: Floats, r: Floats) -> Floats:
     return np.array(
-        [len(t), r.sum(), t.sum(), np.dot(r, r), np.dot(t, t), np.dot(r, t)],
+        [len(t), r.sum(), t.sum(), inner(r, r), inner(t, t), inner(r, t)],
         np.float64,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints, SequenceTable
-from rollout_is.analysis.doctor.state import State, counts, totals
+from rollout_is.analysis.doctor.state import State, counts, inner, totals
 from rollout_is.analysis.doctor.support import Support
 from rollout_is.analysis.doctor.verdict import Draft, Scene, find_scope, sig
 from rollout_is.analysis.doctor.worst import Worst
@@ -38,13 +38,13 @@ class Weights(State):
         n, e = table.n[some].astype(np.float64), table.sum_e[some]
         with np.errstate(over="ignore", invalid="ignore"):
             e = np.where(e < 1e150, e, np.inf)
-            self.e_square[0] += float(np.dot(e, e))
+            self.e_square[0] += inner(e, e)
             self.e[0] += float(e.sum())
-            self.n_e[0] += float(np.dot(n, e))
+            self.n_e[0] += inner(n, e)
         self.tokens[0] += int(table.n[some].sum())
         self.sequences[0] += int(some.sum())
         self.square[0] += float(table.sum_d2[some].sum())
-        self.n_square[0] += float(np.dot(n, n))
+        self.n_square[0] += inner(n, n)
 
     def mean(self) -> tuple[float, float]:
         """E[w] and its standard error clustered by sequence (METRICS.md, Pooling); (inf, inf) beyond float64."""

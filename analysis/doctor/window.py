@@ -23,6 +23,19 @@ CHUNK = 128  # tokens over which one lag is decided
 SAMPLE = 8  # one position in so many is looked at closely, once the first block of a unit has been
 NEIGHBOURS = 2
 
+PROB_EDGES = tuple(float(np.log(p)) for p in (1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 0.99))
+PROB_NAMES = (
+    "< 1e-4",
+    "1e-4 to 1e-3",
+    "1e-3 to 0.01",
+    "0.01 to 0.1",
+    "0.1 to 0.5",
+    "0.5 to 0.9",
+    "0.9 to 0.99",
+    "> 0.99",
+)
+PROBS = len(PROB_NAMES)
+
 Bools = NDArray[np.bool_]
 
 
@@ -33,6 +46,18 @@ def takes_block(seen: int, taken: int) -> bool:
     [True, False, True]
     """
     return taken * SAMPLE <= seen
+
+
+def probability_bin(r: Floats) -> Ints:
+    """int64 [v] which of PROB_NAMES exp(r) falls in.
+
+    >>> probability_bin(np.log(np.array([1e-5, 0.3, 0.999]))).tolist()
+    [0, 4, 7]
+    """
+    out = np.zeros(len(r), np.int64)
+    for edge in PROB_EDGES:
+        out += r >= edge
+    return out
 
 
 @dataclass
@@ -83,6 +108,11 @@ class Window:
     def abs_d(self) -> Floats:
         """float64 [v] |d|."""
         return np.abs(self.d)
+
+    @cached_property
+    def probability(self) -> Ints:
+        """int64 [v] bin of exp(r), an index of PROB_NAMES."""
+        return probability_bin(self.r)
 
     @cached_property
     def piece(self) -> Ints:

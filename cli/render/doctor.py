@@ -19,14 +19,22 @@ _INDENT = 12
 
 def text(findings: Sequence[Finding], coverage: Mapping[str, Any], terminal: Terminal) -> str:
     """All findings, worst first; one line when there is none at notice or above."""
-    told = [f for f in findings if f.severity != "info"]
+    told = faults(findings)
     lines = [headline(told, coverage, terminal)]
     for number, finding in enumerate(told, start=1):
         lines += ["", *_block(number, finding, terminal)]
     for finding in findings:
-        if finding.severity == "info":
-            lines += ["", *wrap(f"info: {finding.message}", terminal.width, indent="      ", first="")]
+        if finding not in told:
+            remark = printable(f"{finding.severity}: {finding.message} [{finding.id}]")
+            lines += ["", *wrap(remark, terminal.width, indent="   ", first="")]
     return "".join(f"{terminal.plain(line)}\n" for line in lines)
+
+
+def faults(findings: Sequence[Finding]) -> list[Finding]:
+    """What counts as a fault: not information, and not a mere notice on what the dump holds."""
+    return [
+        f for f in findings if f.severity != "info" and not (f.severity == "notice" and f.id.startswith("coverage."))
+    ]
 
 
 def headline(told: Sequence[Finding], coverage: Mapping[str, Any], terminal: Terminal) -> str:
@@ -103,8 +111,7 @@ def _short(x: float | str) -> str:
 
 def markdown(findings: Sequence[Finding], coverage: Mapping[str, Any]) -> str:
     """A section for each finding."""
-    told = [f for f in findings if f.severity != "info"]
-    lines = [f"# Doctor: {headline(told, coverage, Terminal())}", ""]
+    lines = [f"# Doctor: {headline(faults(findings), coverage, Terminal())}", ""]
     for number, finding in enumerate(findings, start=1):
         lines += [f"## {number}. {finding.severity}: `{finding.id}`", "", escape(finding.message), ""]
         lines += [f"- {name}: {escape(value)}" for name, value in facts(finding)]
