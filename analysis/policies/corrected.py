@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,26 @@ _ROWS = {
     "rollout_is_seq_max": "seq_max",
     "rollout_is_seq_max_deviation": "seq_max_deviation",
 }
+_LOGGED = (
+    *("rollout_is_mean", "rollout_is_std", "rollout_is_min", "rollout_is_max"),
+    *(
+        "rollout_is_seq_mean",
+        "rollout_is_seq_std",
+        "rollout_is_seq_min",
+        "rollout_is_seq_max",
+        "rollout_is_seq_max_deviation",
+    ),
+)
+_LOGGED_MISMATCH = (
+    *(
+        "mismatch_k3_kl",
+        "mismatch_mult_prob_error",
+        "mismatch_chi2_token",
+        "mismatch_chi2_seq",
+        "mismatch_chi2_geometric",
+    ),
+    *("mismatch_training_ppl", "mismatch_rollout_ppl", "mismatch_ppl_ratio"),
+)
 # What the policy took away, with both denominators: named beside the veto figures, so that limits can be put on it.
 _REJECTION = (
     "rejected_token_fraction",
@@ -53,7 +74,18 @@ def corrected_view(policy: Mapping[str, Any], total: Mapping[str, Any]) -> dict[
     view["per_sequence"] = section(_ROWS) | full.get("per_sequence", {})
     view["veto"] = {name: figures[name] for name in _REJECTION}
     view["mismatch"] = full.get("mismatch", {})
+    logged = {"token": _LOGGED, "per_sequence": _LOGGED, "mismatch": _LOGGED_MISMATCH}
+    for section_name, names in logged.items():
+        for name in set(names) & set(view[section_name]):
+            view[section_name][name] = _with_log(view[section_name][name])
     return view
+
+
+def _with_log(statistic: Statistic) -> Statistic:
+    """A statistic of weights carries its log, as in the other views."""
+    value = statistic.value
+    log_value = math.log(value) if value is not None and value > 0 else None
+    return replace(statistic, log_value=log_value, has_log=True)
 
 
 def with_corrected(summary: Summary, *, share: float = SHARE_NOTED) -> Summary:

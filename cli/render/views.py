@@ -42,6 +42,8 @@ def weight_tables(
         chosen = [n for level in levels for n in names(level) if n.startswith("log_ratio_") == quantiles]
         rows = list(dict.fromkeys(chosen))
         what = "log-ratio quantiles" if quantiles else "importance weights"
+        if quantiles:  # quantiles are of the raw log-ratio: a policy has none of its own
+            views = [view for view in views if view != "corrected"]
         for short in (False, True):
             joined = _levels_joined(summary, levels, views, rows, notes, f"{what}, before and after masking", short)
             if fits(joined, width):
