@@ -249,3 +249,12 @@ def test_all_sequences_with_a_nan_have_no_product() -> None:
     assert found.value is None and found.n == 0 and "non-finite" in (found.why or "")
     assert value(got, "masked.geometric.rollout_is_mean") == pytest.approx((np.exp(0.1) + np.exp(0.4)) / 2)
     assert_agrees(got, [one])
+
+
+@pytest.mark.parametrize("d", [40.0, 75.0, 250.0])
+def test_products_whose_squares_overflow_have_no_standard_error(d: float) -> None:
+    one = sequences([d] * 10, [d, *[0.1] * 9], [-d] * 3, [0.2, -0.1])
+    got = one.summarize()
+    assert_agrees(got, [one])
+    found = stat(got, "masked.sequence.rollout_is_mean")
+    assert found.stderr is None or np.isfinite(found.stderr)
