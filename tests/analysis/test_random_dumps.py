@@ -258,3 +258,24 @@ def test_products_whose_squares_overflow_have_no_standard_error(d: float) -> Non
     assert_agrees(got, [one])
     found = stat(got, "masked.sequence.rollout_is_mean")
     assert found.stderr is None or np.isfinite(found.stderr)
+
+
+DEVICES = ["cpu:torch"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("noise", [0.3, 1e-5, 120.0])
+def test_the_operations_of_other_devices_agree_with_the_oracle(tmp_path: Path, device: str, noise: float) -> None:
+    rng = np.random.default_rng(17)
+    shards = [randomly(rng, segments=30, noise=noise, dtype=F64, tail=3) for _ in range(2)]
+    shards[1].rollout[~shards[1].mask] = float("-inf")
+    folder = write_dump(tmp_path, shards, ranks=2)
+    bounds = {"veto_lower": 0.5, "veto_upper": 2.0}
+    got, plain = (analyze(folder, settings=Settings(device=d, **bounds)) for d in (device, "cpu"))
+    assert_agrees(got, shards, **bounds)
+    assert got.coverage == plain.coverage
+    for name, found in plain.statistics():
+        other = got.get(name)
+        assert other is not None and (other.n, other.why) == (found.n, found.why), name
+        if "fraction" in name:
+            assert other.value == found.value, name
