@@ -257,3 +257,31 @@ def test_the_corrected_view_is_that_of_the_survivors(spec: str, monkeypatch: pyt
         assert found is not None, path
         loose = 1e-6 if path.endswith("_std") else 1e-9
         assert found.value == pytest.approx(want, rel=loose, abs=1e-9), path
+
+
+def test_valid_tokens_without_a_finite_log_ratio_are_counted_and_said() -> None:
+    t = torch.tensor([-1.0, float("nan"), -1.0, -float("inf")])
+    summary = summarize(
+        t,
+        torch.full((4,), -1.0),
+        torch.ones(4),
+        torch.tensor([0, 4]),
+        consumers=[PolicyConsumer([parse_policy("icepop")], "policy", (0.5, 2.0))],
+    )
+    corrected = with_corrected(summary)
+    counts = corrected.extra["policy"]["total"]["counts"]
+    assert (counts["tokens"], counts["unjudged"]) == (2, 2)
+    assert any(n.code == "policy-unjudged" and n.message.startswith("2 valid tokens") for n in corrected.notes)
+
+
+def test_products_beyond_float64_keep_their_logs() -> None:
+    d = torch.tensor([500.0, 400.0, 1.0, 0.5], dtype=torch.float64)
+    r = torch.full((4,), -1000.0, dtype=torch.float64)
+    consumer = PolicyConsumer([parse_policy("sequence:raw")], "policy", (0.5, 2.0))
+    summary = with_corrected(summarize(r + d, r, torch.ones(4), torch.tensor([0, 2, 4]), consumers=[consumer]))
+    mean, smallest = (summary.get(f"corrected.sequence.rollout_is_{x}") for x in ("mean", "min"))
+    assert mean is not None and mean.value is None and mean.why == "overflow"
+    assert mean.log_value == pytest.approx(900.0 - math.log(2))
+    assert smallest is not None and smallest.value == pytest.approx(math.exp(1.5))
+    share = summary.get("corrected.sequence.rollout_is_max_weight_share")
+    assert share is not None and share.value == 1.0
