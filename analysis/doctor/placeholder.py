@@ -168,18 +168,18 @@ def _has(s: Placeholder, key: tuple[int, float]) -> bool:
 
 def _draft(scene: Scene, s: Placeholder, fill: Fill, side: int, value: float, scope: Scope) -> Draft:
     seen = int(s.seen[0])
-    tokens = int(fill.by_place.sum())
+    everything = int(fill.equal[0]) >= 0.999 * seen
+    tokens = int(fill.equal[0]) if everything else int(fill.by_place.sum())
     share = min(1.0, tokens / max(seen, 1))
     name, other = SIDES[side], SIDES[1 - side]
     kind = WHERE[int(fill.by_place.argmax())]
     shown = "exactly 0" if value == 0.0 else f"the constant {value:g}"
     fake = int(fill.fake[0])
-    everything = int(fill.equal[0]) >= 0.999 * seen
     if everything:
         id = "placeholder.all"
         message = (
-            f"every valid {name} log-prob is {shown}{scope.words(scene)} while the {other} side varies: the engine's values "
-            "never arrived"
+            f"every valid {name} log-prob is {shown}{scope.words(scene)} while the {other} side varies: the "
+            f"{('engine', 'trainer')[side]}'s values never arrived"
         )
     else:
         id = f"placeholder.{kind}"

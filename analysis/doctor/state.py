@@ -64,19 +64,27 @@ class State:
 
     def merge(self, other: Self) -> None:
         """Take in what another unit saw."""
-        for f in fields(self):
-            how = f.metadata["merge"]
-            mine, theirs = getattr(self, f.name), getattr(other, f.name)
+        mine, theirs = self.__dict__, other.__dict__
+        for name, how in _plan(type(self)):
             if how == "sum":
-                setattr(self, f.name, mine + theirs)
+                mine[name] = mine[name] + theirs[name]
             elif how == "max":
-                setattr(self, f.name, max(mine, theirs))
+                mine[name] = max(mine[name], theirs[name])
             elif how == "min":
-                setattr(self, f.name, min(mine, theirs))
+                mine[name] = min(mine[name], theirs[name])
             elif how == "first":
-                setattr(self, f.name, (mine + theirs)[:PLACES])
-            else:
-                _merge_table(mine, theirs)
+                mine[name] = (mine[name] + theirs[name])[:PLACES]
+            elif theirs[name]:
+                _merge_table(mine[name], theirs[name])
+
+
+_PLANS: dict[type, tuple[tuple[str, str], ...]] = {}  # looked up once a class: there is a merge for every unit
+
+
+def _plan(kind: type[State]) -> tuple[tuple[str, str], ...]:
+    if kind not in _PLANS:
+        _PLANS[kind] = tuple((f.name, f.metadata["merge"]) for f in fields(kind))
+    return _PLANS[kind]
 
 
 def _merge_table(mine: dict[Any, Any], theirs: dict[Any, Any]) -> None:

@@ -21,36 +21,38 @@ LISTED = 8  # ranks or steps named in a sentence
 class Scene:
     """All that the units saw, in unit order, with the ways to pool it.
 
-    Units are merged into cells of one rank and step first, so that asking every rank and step stays cheap.
+    Of each kind the sums by rank and by step are kept, so that asking every rank and every step walks over the units once.
     """
 
     def __init__(self, parts: Iterable[tuple[Unit, ShardInfo, dict[str, State]]]) -> None:
         self.parts = list(parts)
-        self._members: dict[tuple[int | None, int | None], list[dict[str, State]]] = {}
-        for _, info, states in self.parts:
-            self._members.setdefault((info.rank, info.step), []).append(states)
-        self._cells: dict[tuple[str, int | None, int | None], State] = {}
-        self.ranks = sorted({rank for rank, _ in self._members if rank is not None})
-        self.steps = sorted({step for _, step in self._members if step is not None})
+        self.ranks = sorted({info.rank for _, info, _ in self.parts if info.rank is not None})
+        self.steps = sorted({info.step for _, info, _ in self.parts if info.step is not None})
+        self._sums: dict[tuple[str, str, tuple[int, ...]], dict[int | None, State]] = {}
 
-    def cell(self, kind: type[S], rank: int | None, step: int | None) -> S:
-        """The sums of one rank at one step."""
-        key = (kind.__name__, rank, step)
-        if key not in self._cells:
-            parts = [s[kind.__name__] for s in self._members.get((rank, step), [])]
-            self._cells[key] = merged(kind, [p for p in parts if isinstance(p, kind)])
-        found = self._cells[key]
-        assert isinstance(found, kind)
-        return found
+    def _by(self, kind: type[S], what: str, ranks: tuple[int, ...] = ()) -> dict[int | None, S]:
+        """The sums of each rank or each step, perhaps over some ranks only."""
+        key = (kind.__name__, what, ranks)
+        if key not in self._sums:
+            wanted = set(ranks)
+            sums: dict[int | None, S] = {}
+            for _, info, states in self.parts:
+                part = states[kind.__name__]
+                if isinstance(part, kind) and (not wanted or info.rank in wanted):
+                    label = info.rank if what == "rank" else info.step
+                    if label not in sums:
+                        sums[label] = kind()
+                    sums[label].merge(part)
+            self._sums[key] = dict(sums)
+        return {label: part for label, part in self._sums[key].items() if isinstance(part, kind)}
 
     def pooled(self, kind: type[S], ranks: Sequence[int] = (), steps: Sequence[int] = ()) -> S:
         """The sums of all units, or of those of some ranks and steps."""
-        cells = [
-            self.cell(kind, rank, step)
-            for rank, step in self._members
-            if (not ranks or rank in ranks) and (not steps or step in steps)
-        ]
-        return merged(kind, cells)
+        if steps:
+            sums = self._by(kind, "step", tuple(ranks))
+            return merged(kind, [sums[s] for s in steps if s in sums])
+        sums = self._by(kind, "rank")
+        return merged(kind, [part for label, part in sums.items() if not ranks or label in ranks])
 
 
 @dataclass(frozen=True)

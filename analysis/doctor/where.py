@@ -92,14 +92,13 @@ def steps(scene: Scene) -> list[Draft]:
     """``where.step``: mean |d| jumps at a step and stays up."""
     names = scene.steps
     cells = {s: scene.pooled(Spread, steps=[s]) for s in names}
-    cuts = [i for i in range(1, len(names))]
+    means = np.array([_mean(cells[s]) for s in names])
     best: tuple[float, int] | None = None
-    for i in cuts:
-        low, high = (float(np.median([_mean(cells[s]) for s in part])) for part in (names[:i], names[i:]))
-        gain = high / max(low, 1e-12)
-        apart = min(_mean(cells[s]) for s in names[i:]) / max(max(_mean(cells[s]) for s in names[:i]), 1e-12)
-        if apart > 1.5 and (best is None or gain * apart > best[0]):
-            best = (gain * apart, i)
+    for i in range(1, len(names)):
+        low, high = float(np.median(means[:i])), float(np.median(means[i:]))
+        apart = float(means[i:].min()) / max(float(means[:i].max()), 1e-12)
+        if apart > 1.5 and (best is None or high / max(low, 1e-12) * apart > best[0]):
+            best = (high / max(low, 1e-12) * apart, i)
     if best is None:
         return _lone_steps(scene, names, cells)
     i = best[1]
