@@ -7,7 +7,7 @@ mean exactly. Source: the linearised variance of a ratio estimator (Cochran, Sam
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,19 +48,22 @@ class GroupTable:
     sums: Floats
 
 
-def row_of(sums: Floats, n: Floats) -> ClusterRow:
-    """Residual sums of clusters given their totals, float64 [Q, g], and sizes, float64 [g]."""
-    total = n.sum()
-    with np.errstate(all="ignore"):
-        centre = sums.sum(axis=1) / total if total else np.zeros(len(sums))
+def row_of(sums: Sequence[Floats], n: Floats) -> ClusterRow:
+    """Residual sums of clusters given the totals of Q quantities, float64 [g] each, and the sizes, float64 [g]."""
+    total = float(n.sum())
+    centre, squares, cross = np.zeros(len(sums)), np.zeros(len(sums)), np.zeros(len(sums))
+    residual = np.empty(len(n))
     with np.errstate(all="ignore"):  # what overflows here has no standard error
-        residual = sums - centre[:, None] * n
-        squares = np.square(residual).sum(axis=1)
-        cross = (residual * n).sum(axis=1)
-    return ClusterRow(len(n), centre, squares, cross, sizes=float(np.square(n).sum()))
+        for q, own in enumerate(sums):  # row by row: a matrix of them would leave the cache
+            centre[q] = own.sum() / total if total else 0.0
+            np.multiply(n, -centre[q], out=residual)
+            residual += own
+            squares[q] = np.einsum("i,i->", residual, residual)
+            cross[q] = np.einsum("i,i->", residual, n)
+    return ClusterRow(len(n), centre, squares, cross, float(np.einsum("i,i->", n, n)))
 
 
-def fold_groups(ids: Ints, sums: Floats, n: Floats) -> GroupTable:
+def fold_groups(ids: Ints, sums: Sequence[Floats], n: Floats) -> GroupTable:
     """Totals by group of per-sequence sums."""
     unique, inverse = np.unique(ids, return_inverse=True)
     out = np.zeros((len(sums), len(unique)))
@@ -77,10 +80,10 @@ def rows_of_groups(tables: Iterable[GroupTable]) -> list[ClusterRow]:
         return []
     joined = fold_groups(
         np.concatenate([p.ids for p in parts]),
-        np.concatenate([p.sums for p in parts], axis=1),
+        list(np.concatenate([p.sums for p in parts], axis=1)),
         np.concatenate([p.n for p in parts]),
     )
-    return [row_of(joined.sums, joined.n)]
+    return [row_of(list(joined.sums), joined.n)]
 
 
 def standard_error(rows: Iterable[ClusterRow], quantity: int, mean: float, total: float) -> float | None:

@@ -146,7 +146,7 @@ class _UnitRun:
             r for r in shard.info.columns if r.startswith("mask.") and r != f"mask.{settings.mask}"
         )
         shift = self._pilot(int(offsets[unit.first]))
-        self.sums = Sums(engine.bounds, shift, engine.mismatch, self.segments)
+        self.sums = Sums(engine.bounds, shift, engine.mismatch, self.segments, dense=True)
         self.groups = grouped.Groups.of(self, shift) if engine.work2 is not None else None
         for consumer in engine.consumers:
             consumer.begin(unit, shard)
@@ -189,12 +189,13 @@ class _UnitRun:
         # Pieces of the block in natural order: where its segments start, and which they are.
         first = int(np.searchsorted(self.edges, start, side="right")) - 1
         last = int(np.searchsorted(self.edges, stop, side="left"))
-        starts = np.maximum(self.edges[first:last], start) - start
-        sequence = np.arange(first, last)
-        lengths = np.diff(starts, append=stop - start)
+        bounds = self.edges[first : last + 1] - start
+        bounds[0], bounds[-1] = 0, stop - start
+        starts, sequence, lengths = bounds[:-1], np.arange(first, last), bounds[1:] - bounds[:-1]
         if not lengths.all():
-            starts, sequence, lengths = starts[lengths > 0], sequence[lengths > 0], lengths[lengths > 0]
-        if self.skipped.any() and self.skipped[sequence].any():
+            some = lengths > 0
+            starts, sequence, lengths = starts[some], sequence[some], lengths[some]
+        if len(self.skipped) and self.skipped[sequence].any():
             keep = np.repeat(~self.skipped[sequence], lengths)
             if not keep.all():
                 self._skip(train, rollout, valid, keep, starts, sequence, lengths, start)
@@ -226,8 +227,10 @@ class _UnitRun:
         raw_train = engine.picker.arrange(train, layout, "train")
         raw_rollout = engine.picker.arrange(rollout, layout, "rollout")
         if split:
-            bits = fold32(raw_train[:split]) * np.int32(-1640531527) ^ fold32(raw_rollout[:split])
-            self.checksum[layout.sequence[:pieces]] += np.add.reduceat(bits, layout.starts[:pieces], dtype=np.int32)
+            at = layout.starts[:pieces]
+            bits = np.add.reduceat(fold32(raw_train[:split]), at, dtype=np.int32) * np.int32(-1640531527)
+            bits += np.add.reduceat(fold32(raw_rollout[:split]), at, dtype=np.int32)
+            self.checksum[layout.sequence[:pieces]] += bits
         ops.load(raw_train, work.train[:v])
         ops.load(raw_rollout, work.rollout[:v])
         if split < v:
@@ -335,7 +338,7 @@ class _UnitRun:
         group_ids = None
         if groups_column is not None:
             group_ids = groups_column[unit.first : unit.last].to(dtype=_int64()).numpy()
-        valid_table, hidden_table = (table.spread(self.segments) for table in self.sums.tables())
+        valid_table, hidden_table = self.sums.tables()
         valid_half, hidden_half = self.sums.half(True), self.sums.half(False)
         facts = SequenceFacts(self.nonfinite[1], self.facts_low[1], self.facts_high[1], group_ids)
         masked = self._row(Population([valid_half]), valid_table, facts, self.valid > 0)

@@ -72,10 +72,27 @@ class Histogram:
             return Histogram.empty()
         with np.errstate(over="ignore", under="ignore"):
             narrow = np.clip(values, -3.4e38, 3.4e38).astype(np.float32)
-        keys = (narrow.view(np.uint32) >> WIDE_SHIFT).astype(np.int64) + _WIDE_BASE
-        keys[values == 0] = ZERO_KEY
-        unique, counts = np.unique(keys, return_counts=True)
-        return Histogram(unique, counts.astype(np.int64))
+        bits = narrow.view(np.uint32) >> WIDE_SHIFT
+        if len(values) < 4096:
+            unique, counts = np.unique(bits, return_counts=True)
+        else:  # counting beats sorting
+            dense = np.bincount(bits, minlength=1 << (32 - WIDE_SHIFT))
+            unique = np.flatnonzero(dense)
+            counts = dense[unique]
+        own = Histogram(unique.astype(np.int64) + _WIDE_BASE, counts.astype(np.int64))
+        zeros = int(np.count_nonzero(values == 0))
+        return own._with_zeros_apart(values, zeros) if zeros else own
+
+    def _with_zeros_apart(self, values: Floats, zeros: int) -> Histogram:
+        """Exact zeros out of the wide bins of +0 and -0, which tiny values share."""
+        negative = int(np.count_nonzero(np.signbit(values) & (values == 0)))
+        counts = self.counts.copy()
+        for key, count in ((_WIDE_BASE, zeros - negative), (_WIDE_BASE + (1 << (31 - WIDE_SHIFT)), negative)):
+            if count:
+                counts[np.searchsorted(self.keys, key)] -= count
+        left = counts > 0
+        keys = np.concatenate(([ZERO_KEY], self.keys[left]))
+        return Histogram(keys, np.concatenate(([zeros], counts[left])))
 
     @property
     def total(self) -> int:

@@ -59,6 +59,12 @@ def _numpy_exp_is_vectorised() -> bool:
     return False
 
 
+def _row_dots(a: Any, b: Any) -> Any:
+    if hasattr(np, "vecdot"):  # numpy 2
+        return np.vecdot(a, b)
+    return np.array([np.dot(x, y) for x, y in zip(a, b, strict=True)])
+
+
 class CpuOps:
     """numpy on the host, torch for what numpy lacks (half and bfloat16 conversion)."""
 
@@ -69,7 +75,6 @@ class CpuOps:
         self._half = torch.empty(block, dtype=torch.float16)
         self._bits = self._half.view(torch.int16).numpy().view(np.uint16)
         self._key = np.empty(block, dtype=np.int16)
-        self._ones = np.ones(DOT)
         self._vector_exp = _numpy_exp_is_vectorised()
 
     def array(self, n: int) -> Any:
@@ -122,11 +127,15 @@ class CpuOps:
         return out
 
     def total(self, x: Any) -> float:
-        return sum(float(np.dot(x[i : i + DOT], self._ones[: len(x) - i])) for i in range(0, len(x), DOT))
+        return float(np.add.reduce(x))
 
     def dot(self, a: Any, b: Any) -> float:
-        # A BLAS spreads long vectors over as many threads as the process may use, and the last bits follow. Short pieces stay on one.
-        return sum(float(np.dot(a[i : i + DOT], b[i : i + DOT])) for i in range(0, len(a), DOT))
+        # A BLAS spreads long vectors over as many threads as the process may use, and the last bits follow. Short rows stay on one.
+        whole = len(a) // DOT * DOT
+        rest = float(np.dot(a[whole:], b[whole:]))
+        if not whole:
+            return rest
+        return float(_row_dots(a[:whole].reshape(-1, DOT), b[:whole].reshape(-1, DOT)).sum()) + rest
 
     def minmax(self, x: Any) -> tuple[float, float]:
         return float(x.min()), float(x.max())

@@ -201,6 +201,11 @@ class Table:
         none = np.zeros(0)
         return Table(np.zeros(0, dtype=np.int64), np.zeros((COLUMNS, 0)), none, none)
 
+    @staticmethod
+    def zeros(size: int) -> Table:
+        """A column for each of ``size`` sequences, none of which has a token yet."""
+        return Table(np.arange(size), np.zeros((COLUMNS, size)), np.full(size, math.inf), np.full(size, -math.inf))
+
     def spread(self, size: int) -> Table:
         """The same with a column for each of ``size`` sequences; those without tokens are empty."""
         if len(self.sequence) == size:

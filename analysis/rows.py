@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -216,11 +218,10 @@ def _scaled_parts(states: list[Scaled]) -> tuple[tuple[float, float], ...]:
 def token_clusters(table: Table, facts: SequenceFacts, shift: float) -> ClusterRow | GroupTable:
     """Residual sums of the token means over the sequences of a table (or over their groups)."""
     has = table.sums[sums.N] > 0
-    t = table.sums[:, has]
+    t = table.sums if has.all() else table.sums[:, has]
     n = t[sums.N]
     d2 = t[sums.D2] + 2.0 * shift * (t[sums.D] - n * shift) + n * shift * shift
-    matrix = np.stack([t[sums.D], d2, *(t[c] for c in _ERROR_COLUMNS)])
-    return _cluster(matrix, n, facts, has)
+    return _cluster([t[sums.D], d2, *(t[c] for c in _ERROR_COLUMNS)], n, facts, has)
 
 
 _ERROR_COLUMNS = (
@@ -228,11 +229,10 @@ _ERROR_COLUMNS = (
 )  # fmt: skip
 
 
-def _cluster(matrix: Floats, n: Floats, facts: SequenceFacts, keep: Floats | None = None) -> ClusterRow | GroupTable:
+def _cluster(matrix: Sequence[Floats], n: Floats, facts: SequenceFacts, keep: Any) -> ClusterRow | GroupTable:
     if facts.groups is None:
         return clusters.row_of(matrix, n)
-    groups = facts.groups if keep is None else facts.groups[keep]
-    return clusters.fold_groups(groups, matrix, n)
+    return clusters.fold_groups(facts.groups[keep], matrix, n)
 
 
 def sequence_row(
@@ -257,7 +257,7 @@ def sequence_row(
     if bounds.veto_upper is not None:
         veto |= facts.infinite_high > 0
     has = n > 0
-    measured = table.take(has)
+    measured = table if has.all() else table.take(has)
     n = n[has]
     d, t = measured.sums[sums.D], measured.sums[sums.T]
     log_lower, log_upper = bounds.log_lower, bounds.log_upper
@@ -328,18 +328,16 @@ def _sequence_clusters(
     # A sequence without a product weight makes that one error undefined; the others stand.
     product = np.where(finite, np.exp(np.minimum(d, 800.0)), np.nan)
     with np.errstate(over="ignore"):
-        matrix = np.stack(
-            [
-                x,
-                product,
-                np.exp(geometric),
-                nll,
-                rollout_nll,
-                np.exp(nll),
-                np.exp(rollout_nll),
-                drift,
-                np.abs(drift),
-                np.exp(drift),
-            ]
+        matrix = (
+            x,
+            product,
+            np.exp(geometric),
+            nll,
+            rollout_nll,
+            np.exp(nll),
+            np.exp(rollout_nll),
+            drift,
+            np.abs(drift),
+            np.exp(drift),
         )
     return _cluster(matrix, np.ones(len(x)), facts, has)

@@ -63,22 +63,48 @@ def lay_out(valid: Any, starts: Ints, sequence: Ints, lengths: Ints) -> Layout:
         return Layout(n, None, None, starts, sequence, lengths, len(starts), lengths)
     if split == 0:
         return Layout(0, None, None, starts, sequence, lengths, 0, np.zeros_like(lengths))
-    changes = np.flatnonzero(valid[1:] != valid[:-1])
+    edges = _edges(valid.tobytes())
     runs = index = None
-    if len(changes) < FEW_RUNS:
-        edges = [0, *(changes + 1).tolist(), n]
+    if edges is None:
+        index = np.concatenate((np.flatnonzero(valid), np.flatnonzero(~valid)))
+        own = np.add.reduceat(valid, starts, dtype=np.int64)
+    else:
         first = 0 if valid[0] else 1
         pairs = list(pairwise(edges))
         runs = pairs[first::2] + pairs[1 - first :: 2]
-    else:
-        index = np.concatenate((np.flatnonzero(valid), np.flatnonzero(~valid)))
-    own = np.add.reduceat(valid, starts, dtype=np.int64)
+        own = _counts(np.array(edges), first, np.append(starts, n))
     counts = np.concatenate((own, lengths - own))
-    has = counts > 0
     numbers = np.concatenate((sequence, sequence))
-    valid_pieces = int(np.count_nonzero(own))
+    has = counts > 0
     if not has.all():
         counts, numbers = counts[has], numbers[has]
     inner = np.zeros(len(counts), dtype=np.int64)
     np.cumsum(counts[:-1], out=inner[1:])
-    return Layout(split, runs, index, inner, numbers, counts, valid_pieces, own)
+    return Layout(split, runs, index, inner, numbers, counts, int(np.count_nonzero(own)), own)
+
+
+def _edges(mask: bytes) -> list[int] | None:
+    """Where runs of the mask begin, 0 and the length included; None when there are more than FEW_RUNS.
+
+    bytes.find is memchr: with few runs it passes over a block ten times faster than comparing neighbours.
+    """
+    edges, at, wanted = [0], 0, b"\0" if mask[0] else b"\1"
+    while (at := mask.find(wanted, at)) >= 0:
+        edges.append(at)
+        if len(edges) > FEW_RUNS:
+            return None
+        wanted = b"\0" if wanted == b"\1" else b"\1"
+    edges.append(len(mask))
+    return edges
+
+
+def _counts(edges: Ints, first: int, bounds: Ints) -> Ints:
+    """int64 [k]: valid positions between neighbouring bounds; run ``first`` and every second one after it are valid."""
+    lengths = np.diff(edges)
+    lengths[1 - first :: 2] = 0
+    before = np.concatenate(([0], np.cumsum(lengths)))
+    run = np.searchsorted(edges, bounds, side="right") - 1
+    run[run == len(lengths)] -= 1
+    inside = np.where(lengths[run] > 0, bounds - edges[run], 0)
+    out: Ints = np.diff(before[run] + inside)
+    return out

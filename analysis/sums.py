@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints
-from rollout_is.analysis.ops import Ops
+from rollout_is.analysis.ops import HALF_BINS, Ops
 from rollout_is.analysis.populations import (
     ABS,
     COLUMNS,
@@ -70,18 +70,16 @@ class Sums:
         shift: the unit's pilot for d (0 where the mean is small beside the spread).
         mismatch: False leaves out the probability family.
         size: number of sequences; pieces of masked-out tokens are numbered from there on.
+        dense: keep one column for each sequence (the unit as a whole) instead of a list of pieces (a group of it).
     """
 
-    def __init__(self, bounds: Bounds, shift: float, mismatch: bool, size: int) -> None:
+    def __init__(self, bounds: Bounds, shift: float, mismatch: bool, size: int, *, dense: bool = False) -> None:
         self.bounds = bounds
         self.shift = shift
         self.e_shift = math.expm1(shift)
         self.mismatch = mismatch
         self.size = size
-        self.pieces: list[Floats] = []
-        self.lows: list[Floats] = []
-        self.highs: list[Floats] = []
-        self.sequence: list[Ints] = []
+        self._tables = (_Columns(size, dense), _Columns(size, dense))  # masked-out, valid
         self.scaled = Scaled()
         self.scaled_abs = Scaled()
         self.scaled_k3 = Scaled()
@@ -115,8 +113,7 @@ class Sums:
             self._count_tail(piece, ops.fetch(d, tail), np.searchsorted(starts, tail, side="right") - 1)
         hot = ops.above(magnitude, HOT) if biggest > HOT else None
         hot_d = ops.fetch(d, hot) if hot is not None else np.zeros(0)
-        self._bin(ops, d, split, hot, hot_d)
-        if ops.count_zero(d):
+        if self._bin(ops, d, split, hot, hot_d) and ops.count_zero(d):
             self._count_zeros(ops, piece, d, split, starts)
 
         if self.mismatch:
@@ -163,10 +160,11 @@ class Sums:
                 ops.put(magnitude, hot, 0.0)  # kept as logarithms
             piece[MULT] = ops.segment_sum(magnitude, starts)
             self._probabilities(work, v, split, piece, starts, hot, low)
-        self.pieces.append(piece)
-        self.lows.append(low)
-        self.highs.append(high)
-        self.sequence.append(sequence)
+        cut = int(np.searchsorted(starts, split))
+        if cut:
+            self._tables[1].add(piece[:, :cut], low[:cut], high[:cut], sequence[:cut])
+        if cut < len(starts):
+            self._tables[0].add(piece[:, cut:], low[cut:], high[cut:], sequence[cut:] - self.size)
 
     def _weights(
         self, ops: Ops, d: Any, e: Any, w: Any, piece: Floats, split: int, starts: Ints, largest: float
@@ -209,7 +207,8 @@ class Sums:
         ):
             piece[column] = np.bincount(at[beyond], minlength=pieces)
 
-    def _bin(self, ops: Ops, d: Any, split: int, hot: Ints | None, hot_d: Floats) -> None:
+    def _bin(self, ops: Ops, d: Any, split: int, hot: Ints | None, hot_d: Floats) -> bool:
+        """Add to the histograms; True where a value is near enough to 0 to be 0."""
         valid, hidden = ops.half_histogram(d, split)
         self.halves[1].bins += valid
         self.halves[0].bins += hidden
@@ -218,6 +217,8 @@ class Sums:
             if far.any():
                 self.halves[1].far.append(hot_d[far & (hot < split)])
                 self.halves[0].far.append(hot_d[far & (hot >= split)])
+        middle = HALF_BINS // 2
+        return bool(valid[0] or valid[middle] or hidden[0] or hidden[middle])
 
     def _count_zeros(self, ops: Ops, piece: Floats, d: Any, split: int, starts: Ints) -> None:
         host = ops.host(d)
@@ -284,11 +285,8 @@ class Sums:
 
     def half(self, valid: bool) -> Half:
         """The valid or the masked-out tokens alone."""
-        first = 0 if valid else self.size
-        inside = (first, first + self.size)
-        n = sum(
-            int(p[N, (s >= inside[0]) & (s < inside[1])].sum()) for p, s in zip(self.pieces, self.sequence, strict=True)
-        )
+        inside = (0, self.size) if valid else (self.size, 2 * self.size)
+        n = self._tables[int(valid)].tokens
         return Half(
             self.bounds, self.shift, self.e_shift, self.mismatch, n, self.halves[int(valid)],
             *(s.between(*inside) for s in (self.scaled, self.scaled_abs, self.scaled_k3)),
@@ -296,16 +294,42 @@ class Sums:
 
     def tables(self) -> tuple[Table, Table]:
         """(valid, masked-out): the pieces folded by sequence."""
-        if not self.pieces:
-            return Table.empty(), Table.empty()
-        sequence = np.concatenate(self.sequence)
-        pieces = np.concatenate(self.pieces, axis=1)
-        low, high = np.concatenate(self.lows), np.concatenate(self.highs)
-        out = []
-        for first in (0, self.size):
-            at = np.flatnonzero((sequence >= first) & (sequence < first + self.size))
-            out.append(_fold(sequence[at] - first, pieces[:, at], low[at], high[at]))
-        return out[0], out[1]
+        hidden, valid = self._tables
+        return valid.table(), hidden.table()
+
+
+class _Columns:
+    """The columns of one population, folded by sequence as they come or at the end."""
+
+    def __init__(self, size: int, dense: bool) -> None:
+        self._size = size
+        self._dense = dense
+        self._pieces: list[tuple[Floats, Floats, Floats, Ints]] = []
+        self._table: Table | None = None
+        self.tokens = 0
+
+    def add(self, piece: Floats, low: Floats, high: Floats, sequence: Ints) -> None:
+        """Pieces of one block, sequences ascending."""
+        self.tokens += int(piece[N].sum())
+        if not self._dense:
+            self._pieces.append((piece, low, high, sequence))
+            return
+        if self._table is None:
+            self._table = Table.zeros(self._size)
+        table = self._table
+        first, last = int(sequence[0]), int(sequence[-1])
+        at: Any = slice(first, last + 1) if last - first + 1 == len(sequence) else sequence
+        table.sums[:, at] += piece
+        table.low[at] = np.minimum(table.low[at], low)
+        table.high[at] = np.maximum(table.high[at], high)
+
+    def table(self) -> Table:
+        if self._dense:
+            return self._table or Table.zeros(self._size)
+        if not self._pieces:
+            return Table.empty()
+        pieces, low, high, sequence = (np.concatenate([p[i] for p in self._pieces], axis=-1) for i in range(4))
+        return _fold(sequence, pieces, low, high)
 
 
 def _largest(low: Floats, high: Floats, starts: Ints, split: int) -> float:

@@ -11,9 +11,9 @@ import numpy as np
 from rollout_is.analysis.batch import Ints, Unit, UnitId
 
 # Part of the result's definition, as the reduction block is: another value gives other last bits. Never tuned at run time.
-UNIT_POSITIONS = 1 << 20
+UNIT_POSITIONS = 1 << 21
 UNIT_SEGMENTS = 1 << 16
-BLOCK_POSITIONS = 1 << 16
+BLOCK_POSITIONS = 1 << 17
 
 
 def cut_units(offsets: Ints, shard: int = 0) -> list[Unit]:
@@ -26,7 +26,7 @@ def cut_units(offsets: Ints, shard: int = 0) -> list[Unit]:
     >>> [(u.first, u.last, u.start, u.stop, u.fragment) for u in cut_units(np.array([0, 4, 9]))]
     [(0, 2, 0, 9, False)]
     >>> [(u.start, u.stop) for u in cut_units(np.array([0, UNIT_POSITIONS + 5]))]
-    [(0, 1048576), (1048576, 1048581)]
+    [(0, 2097152), (2097152, 2097157)]
     """
     units: list[Unit] = []
     segments = len(offsets) - 1

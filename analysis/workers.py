@@ -19,7 +19,7 @@ from rollout_is.dumps.errors import RolloutIsError, WorkLostError
 if TYPE_CHECKING:
     from rollout_is.dumps.shard import OpenShard, ShardInfo
 
-TASK_UNITS = 4  # units handed to a process at a time
+TASK_UNITS = 2  # units handed to a process at a time
 Opener = Callable[["ShardInfo"], "OpenShard"]
 Progress = Callable[[int, int], None]
 
