@@ -125,7 +125,7 @@ class SequenceConsumer:
                 np.abs(train - rollout),
             )
             for row, values in enumerate(rows, _FROM_TABLE):
-                np.add.at(self._part.sums[row], block.sequence, np.add.reduceat(values, block.starts))
+                self._part.sums[row, block.sequence] += np.add.reduceat(values, block.starts)  # one piece a sequence
 
     def end(self, table: SequenceTable) -> _Part | None:
         part, self._part = self._part, None

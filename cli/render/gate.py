@@ -140,10 +140,15 @@ def _table(title: str, outcomes: Sequence[Outcome], short: bool) -> Table:
                 cell(shown),
             )
         )
+    hidden = set()
     if one_place and not any(outcome.limit.origin.line for outcome in outcomes):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]  # type: ignore[assignment, misc]
+        hidden.add("from")
+    if short and all(outcome.baseline is None for outcome in outcomes):
+        hidden |= {"baseline", "change"}
+    kept = [index for index, column in enumerate(columns) if column.header not in hidden]
     remarks = (f"limits: {places[0]}",) if one_place and places[0] else ()
-    return Table(title, columns, tuple(rows), remarks)
+    picked = tuple(tuple(row[index] for index in kept) for row in rows)
+    return Table(title, tuple(columns[index] for index in kept), picked, remarks)
 
 
 def _short(statistic: str) -> str:
