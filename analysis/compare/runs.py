@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from rollout_is.analysis.compare.result import Comparison, Pair, Row, Series
 from rollout_is.analysis.compare.rows import ALPHA, HEADLINE, Tests, cluster_count, corrected, quantile_rows, rows_of
 from rollout_is.analysis.compare.settings_diff import Difference, concerns, settings_differences
-from rollout_is.analysis.compare.steps import BLOCK, common_steps, is_real, step_series
-from rollout_is.analysis.summary import Summary
+from rollout_is.analysis.compare.steps import BLOCK, is_real, step_series
+from rollout_is.analysis.summary import Group, Summary
 from rollout_is.dumps.errors import RolloutIsError
 
 SERIES = (
@@ -111,14 +111,15 @@ def compare_runs(
 
 
 def refuse_differences(comparison: Comparison) -> None:
-    """Under ``--strict`` sides with different settings are not compared at all.
+    """Under ``--strict`` sides with different settings are not compared at all; metadata of unknown meaning is let pass.
 
     Raises:
-        NothingComparable: any setting differs; names the first and counts the rest.
+        NothingComparable: a setting, column, dtype or known metadata differs; names the first and counts the rest.
     """
     for pair in comparison.pairs:
-        if pair.differences:
-            first, rest = pair.differences[0], len(pair.differences) - 1
+        grave = [difference for difference in pair.differences if difference.known]
+        if grave:
+            first, rest = grave[0], len(grave) - 1
             more = f" and {rest} more" if rest else ""
             raise NothingComparable(
                 f"{pair.a} and {pair.b}",
@@ -196,8 +197,8 @@ def _refuse_no_row(a: Side, b: Side, rows: Sequence[Row]) -> None:
 
 
 def _refuse_disjoint(a: Side, b: Side) -> None:
-    left, right = a.summary.groups.get("step", {}), b.summary.groups.get("step", {})
-    if left and right and not common_steps(a.summary, b.summary):
+    left, right = _known_steps(a), _known_steps(b)
+    if left and right and not set(left) & set(right):
         raise NothingComparable(
             f"{a.label} and {b.label}",
             f"expected common steps, found {_span(left)} and {_span(right)}",
@@ -207,8 +208,12 @@ def _refuse_disjoint(a: Side, b: Side) -> None:
         )
 
 
+def _known_steps(side: Side) -> dict[str, Group]:
+    return {step: group for step, group in side.summary.groups.get("step", {}).items() if step != "unknown"}
+
+
 def _step_notes(a: Side, b: Side) -> tuple[str, ...]:
-    left, right = a.summary.groups.get("step", {}), b.summary.groups.get("step", {})
+    left, right = _known_steps(a), _known_steps(b)
     if not left or not right:
         missing = [side.label for side, steps in ((a, left), (b, right)) if not steps]
         return (f"no step series in {' and '.join(missing)}: not compared step by step (analyze with --by step)",)

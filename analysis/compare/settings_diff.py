@@ -37,6 +37,11 @@ class Difference:
     b: str
     defining: bool
 
+    @property
+    def known(self) -> bool:
+        """Whether it is known to bear on the figures; metadata of a trainer's own (a commit, a time) may or may not."""
+        return self.defining or not self.key.startswith("metadata.") or "dtype" in self.key
+
 
 def conditions(summary: Summary) -> dict[str, str]:
     """Everything recorded that a comparison should hold equal, as text by dotted key.

@@ -134,6 +134,11 @@ def test_c59_another_logprob_mode_is_no_regression_and_stands_first() -> None:
     with pytest.raises(NothingComparable, match="logprobs_mode raw and processed and 1 more"):
         refuse_differences(found)
     refuse_differences(compare(a, a))
+    commit = summary(
+        {ABS_DIFF: Statistic(0.01, 9999, 1e-5)}, source={"metadata": {"logprobs_mode": "raw", "commit": "abc"}}
+    )
+    assert [d.key for d in compare(a, commit).pairs[0].differences] == ["metadata.commit"]
+    refuse_differences(compare(a, commit))  # shown, but nobody knows what it means
 
 
 def test_a_dtype_alone_is_a_circumstance_and_a_regression_stays_one() -> None:
@@ -236,6 +241,12 @@ def test_nothing_comparable_is_refused_with_the_reason() -> None:
     nothing = Summary({}, {"valid_tokens": 5}, {}, {})
     with pytest.raises(NothingComparable, match="found none"):
         compare(a, nothing)
+
+
+def test_a_dump_without_steps_is_not_one_with_other_steps() -> None:
+    found = compare(series({"1": 0.01, "2": 0.01}), series({"unknown": 0.01}))
+    assert "no step series in b" in found.pairs[0].notes[0]
+    assert found.pairs[0].series == ()
 
 
 def test_partly_common_steps_are_compared_and_said() -> None:
