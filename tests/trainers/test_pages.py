@@ -71,7 +71,8 @@ def pack(size=1, rank=0):
         "advantages": torch.ones(1, 16),
     }
     parts = {key: column.chunk(size, dim=1)[rank] for key, column in columns.items()}
-    sequence = SimpleNamespace(cu_seq_lens_q=torch.tensor([0, 3, 4, 8, 12, 16], dtype=torch.int32), num_padding=8)
+    own = sum(i >= 8 for i in range(rank * 16 // size, (rank + 1) * 16 // size))  # each rank knows its own padding only
+    sequence = SimpleNamespace(cu_seq_lens_q=torch.tensor([0, 3, 4, 8, 12, 16], dtype=torch.int32), num_padding=own)
     return SimpleNamespace(**parts), sequence
 
 
@@ -101,7 +102,7 @@ def test_xtuner_under_sequence_parallelism():
     ranks = [pack(size=2, rank=rank) for rank in range(2)]
     loss, sequence = ranks[0]
     partner = {id(getattr(loss, key)): getattr(ranks[1][0], key) for key in vars(loss)}
-    together = helper.columns(loss, sequence, gather=lambda tensor: [tensor, partner[id(tensor)]])
+    together = helper.columns(loss, sequence, gather=lambda tensor: [tensor, partner[id(tensor)]], num_padding=8)
     whole = helper.columns(*pack())
     assert together.keys() == whole.keys()
     assert all(torch.equal(together[key], whole[key]) for key in whole)
