@@ -182,7 +182,7 @@ class Pool:
         if any(s.dropped for s in self.seqs):
             return missing("non-finite", n)
         states = [s.pareto for s in self.seqs if s.pareto is not None]
-        top = TopLogWeights(max((s.capacity for s in [*states, *([self.tail] if self.tail else [])]), default=16))
+        top = TopLogWeights(max((s.capacity for s in [*states, *([] if self.tail is None else [self.tail])]), default=16))
         if self.tail is not None:
             top.merge(self.tail)
         for state in states if self.tail is None else [s.pareto for s in self.joined if s.pareto is not None]:
@@ -191,7 +191,7 @@ class Pool:
             top.update([0.0] * self.padded)
         if top.n == 0:
             return missing(self.empty)
-        if min(tail_length(top.n) + 1, top.n) > len(top.values):
+        if min(tail_length(top.n) + 1, top.n) > len(top):
             return missing(f"more than {top.n:,} sequences in one group", n)
         return top.result()
 

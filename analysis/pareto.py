@@ -58,7 +58,15 @@ class TopLogWeights:
         self.n = 0
         self.smallest = math.inf
         self.nonfinite = 0
-        self.values: Floats = np.empty(0)
+        self._values: Floats = np.empty(0)  # unsorted: most states are only merged
+
+    @property
+    def values(self) -> Floats:
+        """The values kept, float64 [k], largest first."""
+        return np.sort(self._values)[::-1]
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def update(self, log_weights: ArrayLike) -> None:
         """Take in log-weights: any shape, float. NaN and +inf are counted; -inf is a weight of 0 and is kept."""
@@ -76,7 +84,7 @@ class TopLogWeights:
         self.n += other.n
         self.nonfinite += other.nonfinite
         self.smallest = min(self.smallest, other.smallest)
-        self._keep(other.values)
+        self._keep(other._values)
 
     def result(self) -> Statistic:
         """k-hat of everything seen, or None with the reason."""
@@ -85,10 +93,10 @@ class TopLogWeights:
         return pareto_k(self.values, self.n, smallest=self.smallest)
 
     def _keep(self, values: Floats) -> None:
-        both = np.concatenate([self.values, values])
+        both = np.concatenate([self._values, values])
         if both.size > self.capacity:  # select before sorting: a unit may hold a million sequences
             both = np.partition(both, both.size - self.capacity)[both.size - self.capacity :]
-        self.values = np.sort(both)[::-1]
+        self._values = both
 
 
 def pareto_k(top: ArrayLike, n: int, *, smallest: float | None = None) -> Statistic:

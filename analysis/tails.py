@@ -39,7 +39,7 @@ class Tails:
 
 def _cut(row: Row, sequence: SequenceRow) -> None:
     whole = sequence.pareto
-    if whole is None or len(whole.values) <= KEPT_IN_ROWS:
+    if whole is None or len(whole) <= KEPT_IN_ROWS:
         return
     few = TopLogWeights(KEPT_IN_ROWS)
     few.merge(whole)
