@@ -124,7 +124,7 @@ class Doctor:
         real = select(window, ~fake) if fake.any() else window
         if real.n == 0:
             return
-        self.state(Growing).look(real, _floats(block.raw_rollout), block.start, self._rank_in_pack(real))
+        self.state(Growing).look(real, _floats(block.raw_rollout), self._rank_in_pack(real))
         shifted = self.state(Lag).look(real)
         self.state(Edges).look(real)
         self.state(Periodic).look(real)
@@ -164,7 +164,7 @@ class Doctor:
             t,
             r,
             d,
-            positions + block.start,
+            positions,
             block.starts,
             segment,
             offset,
@@ -172,6 +172,7 @@ class Doctor:
             end <= stop,
             before,
             columns,
+            block.start,
         )
 
     def _rank_in_pack(self, window: Window) -> Ints:

@@ -42,19 +42,18 @@ class Growing(State):
     sequences: int = count()
     places: list[dict[str, Any]] = places()
 
-    def look(self, window: Window, raw: Floats, start: int, rank_in_pack: Ints) -> None:
+    def look(self, window: Window, raw: Floats, rank_in_pack: Ints) -> None:
         """Take in a window.
 
         Args:
-            raw: float64 [n] rollout log-probs of every position of the block, masked ones too.
-            start: absolute position of raw[0].
+            raw: float64 [n] rollout log-probs of every position from the window's base on, masked ones too.
             rank_in_pack: int64 [k] sequences before each piece in its pack.
         """
         self.seen += window.n
         if window.n == 0 or float(window.abs_d.mean()) < SUSPICIOUS:
             return
         j = np.repeat(rank_in_pack, window.size)
-        at = window.where - start
+        at = window.where
         reachable = (j >= 1) & (at - j >= 0) & (at + j < len(raw))
         # the growth has to be told from a constant lag: only sequences far enough into the pack, when there are enough
         index = np.flatnonzero(reachable)

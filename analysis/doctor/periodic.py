@@ -44,11 +44,11 @@ class Periodic(State):
 
     def outliers(self, window: Window, pack_offset: Ints) -> None:
         """Take in the outliers of any block; pack_offset int64 [k]: where each piece's pack starts."""
-        index = np.flatnonzero(window.abs_d > OUTLIER)
+        index = np.flatnonzero(np.abs(window.d) > OUTLIER)
         if not len(index):
             return
-        piece = window.piece[index]
-        where = window.where[index]
+        piece = np.searchsorted(window.starts, index, side="right") - 1
+        where = window.where[index] + window.base
         edge = (index == window.starts[piece]) & window.begins[piece] | (
             index == window.stops[piece] - 1
         ) & window.ends[piece]

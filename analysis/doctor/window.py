@@ -67,7 +67,7 @@ class Window:
     Attributes:
         shard: the shard they come from.
         t, r, d: float64 [v] train and rollout log-probs and t - r.
-        where: int64 [v] absolute position of each token in the shard.
+        where: int64 [v] position of each token, counted from ``base``, which is a position of the shard.
         starts: int64 [k] first token of each piece; the first is 0.
         segment: int64 [k] the piece's segment in the shard.
         offset: int64 [k] where that segment starts in the shard.
@@ -88,6 +88,7 @@ class Window:
     ends: Bools
     before: Ints
     columns: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    base: int = 0
 
     @property
     def n(self) -> int:
@@ -145,15 +146,16 @@ class Window:
         """Token i as evidence: where it is, both log-probs, and its neighbours inside the sequence."""
         p = int(np.searchsorted(self.starts, i, side="right")) - 1
         low, high = int(self.starts[p]), int(self.stops[p])
+        home = int(self.offset[p]) - self.base
         rows = [j for j in range(i - NEIGHBOURS, i + NEIGHBOURS + 1) if low <= j < high]
         return place_dict(
             self.shard,
             int(self.segment[p]),
-            int(self.where[i] - self.offset[p]),
-            int(self.where[i]),
+            int(self.where[i]) - home,
+            int(self.where[i]) + self.base,
             float(self.t[i]),
             float(self.r[i]),
-            [[int(self.where[j] - self.offset[p]), plain(float(self.t[j])), plain(float(self.r[j]))] for j in rows],
+            [[int(self.where[j]) - home, plain(float(self.t[j])), plain(float(self.r[j]))] for j in rows],
         )
 
 
@@ -202,4 +204,5 @@ def select(window: Window, keep: Bools) -> Window:
         window.ends[used] & (at[stops - 1] == last) if len(at) else window.ends[:0],
         window.before[used] + (at[starts] - first if len(at) else 0),
         {name: column[at] for name, column in window.columns.items()},
+        window.base,
     )
