@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rollout_is.analysis.gate.baseline import DEFAULT_MARGIN, baseline_limits, limits_toml
+from rollout_is.analysis.gate.baseline import DEFAULT_MARGIN, baseline_limits, check_margin, limits_toml
 from rollout_is.analysis.gate.builtin import with_builtin
 from rollout_is.analysis.gate.evaluate import evaluate
 from rollout_is.cli import options as o
@@ -16,7 +16,6 @@ from rollout_is.cli.load import Loader
 from rollout_is.cli.output import check_output, remark, write_result
 from rollout_is.cli.render.gate import headline, to_text
 from rollout_is.cli.render.terminal import detect
-from rollout_is.dumps.errors import UsageError
 
 
 def command(
@@ -43,18 +42,11 @@ def command(
     workers: o.Workers = None,
     quiet: o.Quiet = False,
 ) -> int:
-    """Write the figures of a known-good run, and limits around them, for ``rollout-is check``.
+    """Write the figures of a known-good run, and limits around them, for rollout-is check.
 
     A run that breaks the built-in limits is no baseline: exit code 1, nothing is written.
     """
-    if not 0 < margin < float("inf"):
-        raise UsageError(
-            f"--margin {margin}",
-            f"expected a share above 0, found {margin}",
-            "limits without any margin break on noise",
-            "0.5 lets a figure move by half of its distance from the ideal",
-            code="margin",
-        )
+    check_margin(margin)
     settings = o.settings_from(
         lower=lower,
         upper=upper,

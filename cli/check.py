@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rollout_is.analysis.compare.saved import read_saved
-from rollout_is.analysis.gate.baseline import DEFAULT_MARGIN, baseline_limits
+from rollout_is.analysis.gate.baseline import DEFAULT_MARGIN, baseline_limits, check_margin
 from rollout_is.analysis.gate.builtin import with_builtin
 from rollout_is.analysis.gate.config import GateConfig, find_config, load_config
 from rollout_is.analysis.gate.evaluate import Verdict, evaluate
@@ -82,6 +82,7 @@ def command(
         device=device,
     )
     columns = o.parse_columns(column)
+    check_margin(margin)
     check_output(output, force)
     check_output(junit, force=True)
     config = _config(limits)

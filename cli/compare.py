@@ -53,7 +53,9 @@ def command(
     ] = False,
     alpha: Annotated[float, typer.Option("--alpha", help="level of the corrected tests")] = ALPHA,
     block: Annotated[int, typer.Option("--block", min=1, help="steps a block of the block means")] = BLOCK,
-    strict: Annotated[bool, typer.Option("--strict", help="refuse when any setting differs")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="refuse when settings differ that bear on the figures")
+    ] = False,
     unpaired: Annotated[
         bool, typer.Option("--unpaired", help="independent samples, even where sequences are the same")
     ] = False,

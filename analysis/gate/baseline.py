@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rollout_is.analysis.catalog import lookup
 from rollout_is.analysis.gate.limits import Limit, MaxChange, Origin, PerStep
 from rollout_is.analysis.summary import Statistic, Summary
+from rollout_is.dumps.errors import UsageError
 
 DEFAULT_MARGIN = 0.5
 # How many standard errors of the baseline a figure may move on noise alone. Two runs differ by sqrt(2) of them, so this is
@@ -57,6 +58,22 @@ def baseline_limits(summary: Summary, margin: float = DEFAULT_MARGIN, place: str
             change = _change(statistic_id, steps, margin)
             found.append(Limit(statistic_id, max_change=change, per_step=PerStep("any"), origin=origin))
     return tuple(found)
+
+
+def check_margin(margin: float) -> None:
+    """Refuse a margin that no run can hold.
+
+    Raises:
+        UsageError: it is not a finite share above 0.
+    """
+    if not 0 < margin < math.inf:
+        raise UsageError(
+            f"--margin {margin}",
+            f"expected a share above 0, found {margin}",
+            "limits without any margin break on noise",
+            "0.5 lets a figure move by half of its distance from the ideal",
+            code="margin",
+        )
 
 
 def _change(statistic_id: str, statistics: Sequence[Statistic], margin: float) -> MaxChange:

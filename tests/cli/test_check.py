@@ -297,7 +297,9 @@ def test_usage_and_config_errors_exit_2(elsewhere: Path) -> None:
     (elsewhere / "dump").mkdir()
     code, _, err = run("check", "run.json", "--baseline", "dump")
     assert code == 2 and "rollout-is baseline dump -o main.json" in err
-    assert run("baseline", "run.json", "-o", "x.json", "--margin", "0")[0] == 2
+    for argv in (("baseline", "run.json", "-o", "x.json"), ("check", "run.json")):
+        code, _, err = run(*argv, "--margin", "0")
+        assert code == 2 and "expected a share above 0, found 0.0" in err
 
 
 @pytest.mark.parametrize(
