@@ -79,6 +79,10 @@ class Runner:
         except RolloutIsError as error:
             self._drop()
             return Done(task, error=error)
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":  # torch's; it has moved between modules
+                raise
+            raise _device_full(self.job.settings.device) from error
         return Done(task, partials)
 
     def close(self) -> None:
@@ -91,6 +95,16 @@ class Runner:
         shard, self._shard = self._shard, None
         if shard is not None:
             shard.__exit__(RolloutIsError, None, None)
+
+
+def _device_full(device: str) -> WorkLostError:
+    return WorkLostError(
+        f"--device {device}",
+        "expected room for the buffers of one block (some 10 MB), but the device is out of memory",
+        "another process holds the device's memory; the size of the dump does not matter",
+        "free the device, name another one (--device cuda:1), or use --device cpu",
+        code="device-memory",
+    )
 
 
 def run_here(job: Job, tasks: Sequence[Task], progress: Progress | None) -> Iterator[Done]:
