@@ -118,3 +118,9 @@ class Consumer(Protocol):
     def end(self, table: SequenceTable) -> Any: ...
 
     def finish(self, partials: list[tuple[Unit, ShardInfo, Any]]) -> Any: ...
+
+
+def wants(consumer: Consumer, unit: Unit) -> bool:
+    """Whether a consumer is to see a unit: one that samples says so by a method ``wants(unit)``, the others see all."""
+    own = getattr(consumer, "wants", None)
+    return own is None or bool(own(unit))

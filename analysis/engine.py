@@ -14,7 +14,7 @@ import numpy as np
 
 from rollout_is.analysis import grouped
 from rollout_is.analysis import populations as sums
-from rollout_is.analysis.batch import Block, Consumer, Floats, Ints, SequenceTable, Unit
+from rollout_is.analysis.batch import Block, Consumer, Floats, Ints, SequenceTable, Unit, wants
 from rollout_is.analysis.fills import Fills
 from rollout_is.analysis.observe import Observations
 from rollout_is.analysis.ops import make_ops
@@ -71,7 +71,7 @@ class Partial:
     fill: tuple[Any, Any] | None = None  # fragment only: (any valid, every rollout one known fill)
     worst_tokens: WorstTokens | None = None
     worst_sequences: WorstSequences | None = None
-    consumed: list[Any] = field(default_factory=list)
+    consumed: dict[int, Any] = field(default_factory=dict)  # by number of the consumer
 
 
 def bounds_of(settings: Settings) -> Bounds:
@@ -148,7 +148,8 @@ class _UnitRun:
         shift = self._pilot(int(offsets[unit.first]))
         self.sums = Sums(engine.bounds, shift, engine.mismatch, self.segments, dense=True)
         self.groups = grouped.Groups.of(self, shift) if engine.work2 is not None else None
-        for consumer in engine.consumers:
+        self.consumers = {i: c for i, c in enumerate(engine.consumers) if wants(c, unit)}
+        for consumer in self.consumers.values():
             consumer.begin(unit, shard)
 
     def _pilot(self, start: int) -> float:
@@ -253,11 +254,11 @@ class _UnitRun:
                 self.observed.see_valid(ops.host(work.train[:split]), ops.host(work.rollout[:split]))
             self.sums.add(work, v, split, starts, sequence, low, high)
         pieces = int(np.searchsorted(starts, split))
-        if self.tokens is not None or self.groups is not None or engine.consumers:
+        if self.tokens is not None or self.groups is not None or self.consumers:
             index = layout.positions(len(valid))
             index = (index if kept is None else index[kept])[:split]
             own = sequence[:pieces]
-            if engine.consumers:
+            if self.consumers:
                 self._consume(train, rollout, valid, start, split, starts[:pieces], own, index)
             if self.tokens is not None and split:
                 segments = own + self.unit.first
@@ -326,7 +327,7 @@ class _UnitRun:
         else:
             t, r, d, e = (x[:v].cpu() for x in (work.train, work.rollout, work.d, work.e))
         block = Block(start, train, rollout, valid, t, r, d, e, starts, sequence, index)
-        for consumer in self.engine.consumers:
+        for consumer in self.consumers.values():
             consumer.block(block)
 
     def _finish(self) -> Partial:
@@ -363,9 +364,9 @@ class _UnitRun:
             self.groups.finish(partial, lengths)
         if engine.settings.top and not unit.fragment:
             partial.worst_sequences = WorstSequences.of(engine.settings.top, unit, valid_table, self.nonfinite[1])
-        if engine.consumers:
-            table = self._consumer_table(valid_table, lengths)
-            partial.consumed = [consumer.end(table) for consumer in engine.consumers]
+        if self.consumers:
+            seen = self._consumer_table(valid_table, lengths)
+            partial.consumed = {i: consumer.end(seen) for i, consumer in self.consumers.items()}
         return partial
 
     def _row(self, population: Population, table: Table, facts: SequenceFacts, has: Any) -> Row:

@@ -353,7 +353,9 @@ def conclude(scanned: Scan, plan: Plan, job: Job, outcome: Outcome, runtime: Map
                 sequences.merge(p.worst_sequences)
         worst = describe_worst(tokens, sequences, shards, job.opener)
     for i, consumer in enumerate(job.consumers):
-        extra[consumer.name] = consumer.finish([(p.unit, shards[p.unit.id.shard], p.consumed[i]) for p in partials])
+        extra[consumer.name] = consumer.finish(
+            [(p.unit, shards[p.unit.id.shard], p.consumed[i]) for p in partials if i in p.consumed]
+        )
     return notebook.write(scanned, shards, plan, assembled, found, left_out, settings, worst, extra, runtime)
 
 
