@@ -196,16 +196,13 @@ def answer(file: Sniffed, where: str, *, count: bool = True) -> DumpError | None
         blocked = sorted(name for name in file.names if name not in TENSOR_NAMES)
         if blocked:
             return refusal(where, blocked[0])
-    if file.kind == "torch" and "<truncated>" in file.keys:
-        from rollout_is.dumps.foreign.torchfile import cut_off
-
-        return cut_off(where)
     if file.kind == "torch":
-        from rollout_is.dumps.foreign.torchfile import ALLOWED_NAMES
+        from rollout_is.dumps.foreign import torchfile
 
-        blocked = sorted(name for name in file.names if name not in ALLOWED_NAMES)
-        if blocked:
-            return refusal(where, blocked[0])
+        try:
+            torchfile.check(file.path, where)
+        except DumpError as error:
+            return error
     return None
 
 

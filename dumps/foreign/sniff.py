@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rollout_is.dumps.foreign.opcodes import Outline, outline, outline_all
+from rollout_is.dumps.foreign.opcodes import outline
 
 Kind = Literal["torch", "pickle", "jsonl", "parquet", "sqlite", "msgpack", "other"]
 
 _LEGACY_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the magic number that torch.save wrote before zip files
-_LEGACY_PICKLES = 4  # magic, protocol, system, object
-_OPCODES = 40_000  # enough to see every key; a list of token ids can hold millions
+_OPCODES = 40_000  # enough to see the class that a plain pickle is of
+_LARGEST_PICKLE = 64 << 20
 _FIRST_ROWS = 2  # xtuner puts a summary object before its rows
 _LONGEST_ROW = 256 << 20
 _TAIL = 64 << 10
@@ -62,10 +62,11 @@ def sniff(path: Path) -> Sniffed:
                 return _zip(path, file)
             if head[: len(_LEGACY_TORCH)] == _LEGACY_TORCH:
                 file.seek(0)
-                return _from_outline(path, "torch", outline_all(file.read(4 << 20), _LEGACY_PICKLES, limit=_OPCODES))
+                return _torch(path, file.read(_LARGEST_PICKLE))
             if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
                 file.seek(0)
-                return _from_outline(path, "pickle", outline(file.read(4 << 20), limit=_OPCODES))
+                seen = outline(file.read(4 << 20), limit=_OPCODES)
+                return Sniffed(path, "pickle", frozenset(seen.names), frozenset(seen.strings))
             if head[:1] in (b"{", b"["):
                 return _jsonl(path)
             if _is_msgpack_batch(head):
@@ -106,8 +107,16 @@ def _words(file: io.BufferedReader, tail: int) -> frozenset[str]:
     return frozenset(word.decode() for word in re.findall(rb"[A-Za-z_]{4,64}", text))
 
 
-def _from_outline(path: Path, kind: Kind, seen: Outline) -> Sniffed:
-    return Sniffed(path, kind, frozenset(seen.names), frozenset(seen.strings))
+# A short string and a global as protocol 2, which torch.save writes, puts them. A match inside other bytes does no harm here.
+_STRING = re.compile(rb"X([\x01-\x50])\0\0\0(?=([ -~]+))")
+_GLOBAL = re.compile(rb"c(?=([A-Za-z_][\w.]*)\n([A-Za-z_][\w.]*)\n)")
+
+
+def _torch(path: Path, pickle: bytes) -> Sniffed:
+    """Every key and global of a torch pickle by pattern: the last key may stand after millions of opcodes."""
+    keys = {text[: size[0]] for size, text in _STRING.findall(pickle) if len(text) >= size[0]}
+    names = {b".".join(found) for found in _GLOBAL.findall(pickle)}
+    return Sniffed(path, "torch", frozenset(n.decode() for n in names), frozenset(key.decode() for key in keys))
 
 
 def _zip(path: Path, file: io.BufferedReader) -> Sniffed:
@@ -117,7 +126,7 @@ def _zip(path: Path, file: io.BufferedReader) -> Sniffed:
             if record is None:
                 return Sniffed(path, "other")
             with archive.open(record) as pickle:
-                return _from_outline(path, "torch", outline(pickle.read(4 << 20), limit=_OPCODES))
+                return _torch(path, pickle.read(_LARGEST_PICKLE))
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError):
         # A cut-off torch.save: the zip directory at its end is missing. Named .pt it is worth an error of its own.
         if os.path.splitext(path)[1] in (".pt", ".pth", ".bin"):

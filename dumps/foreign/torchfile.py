@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,7 @@ def load(path: Path, where: str) -> Any:
         DumpError: a compressed or cut-off archive, a global that tensors do not need (named), tensors that claim more
             elements than are stored, nesting without end.
     """
-    seen = _check_archive(path, where)
-    names = seen.names
+    names, opcodes = check(path, where)
     import torch
 
     if any("nested" in name or "njt" in name for name in names):
@@ -84,16 +84,33 @@ def load(path: Path, where: str) -> Any:
             "dump it again; save only tensors, numbers and strings",
             code="torch-file-unreadable",
         ) from None
-    _check_tree(loaded, where, 1000 + 4 * seen.opcodes)  # each value takes an opcode; what is shared counts again
+    _check_tree(loaded, where, 1000 + 4 * opcodes)  # each value takes an opcode; what is shared counts again
     return loaded
 
 
+def check(path: Path, where: str) -> tuple[frozenset[str], int]:
+    """Look at a file from outside, without torch.
+
+    Returns:
+        the globals that it names, all of them allowed, and how many opcodes its pickle has.
+    Raises:
+        DumpError: as ``load``.
+    """
+    stat = path.stat()
+    return _check_file(path, where, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _check_file(path: Path, where: str, size: int, mtime_ns: int) -> tuple[frozenset[str], int]:
+    """Names and opcodes of a file that passed; a file is looked at once while it does not change."""
+    seen = _check_archive(path, where)
+    return frozenset(seen.names), seen.opcodes
+
+
 def _check_archive(path: Path, where: str) -> Outline:
-    if not zipfile.is_zipfile(path):
-        with open(path, "rb") as file:
-            if file.read(2) == b"PK":
-                raise cut_off(where)
-        return _check_legacy(path, where)
+    with open(path, "rb") as file:
+        if file.read(2) != b"PK":
+            return _check_legacy(path, where)
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()

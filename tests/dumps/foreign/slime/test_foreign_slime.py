@@ -118,6 +118,19 @@ def test_cuda_tags_need_no_gpu(samples, read_one):
     assert read_one(samples / "slime/v1_dump_details/train_data/0_1.pt").mask.sum() == 38
 
 
+def test_keys_after_a_thousand_samples_are_seen(tmp_path, read_one):
+    """The keys that tell the second version stand behind all samples."""
+    sample = {key: torch.full((2,), -1.0) for key in ("rollout_log_probs", "log_probs")}
+    rows = [
+        {key: value.clone() for key, value in sample.items()} | {"loss_masks": MASKS[1][:2].clone()}
+        for _ in range(1500)
+    ]
+    torch.save({"format_version": 2, "rollout_id": 1, "samples": rows, "dp_shards": []}, tmp_path / "1.pt")
+    assert read_one(tmp_path).info.segments == 1500
+    v1(tmp_path / "v1" / "1_0.pt", rank=0, extra={f"z{i}": [torch.zeros(1)] for i in range(1500)}, top={"late": 1})
+    assert read_one(tmp_path / "v1").info.format == "slime/train_data-v1"
+
+
 def test_v2_without_train_logprobs_is_answered(tmp_path):
     sample = {"rollout_log_probs": ROLLOUT[0], "loss_masks": MASKS[0], "log_probs_note": 1}
     torch.save({"format_version": 2, "rollout_id": 1, "samples": [sample], "dp_shards": []}, tmp_path / "1.pt")
