@@ -146,7 +146,12 @@ def test_columns_and_names_of_our_own_format(tmp_path):
     from safetensors.torch import save_file
 
     lp = torch.tensor([-1.0, -2.0, -3.0])
-    tensors = {"mine": lp, "old_log_probs": lp - 1, "rollout_log_probs": lp.clone(), "labels": torch.tensor([5, -100, 7])}
+    tensors = {
+        "mine": lp,
+        "old_log_probs": lp - 1,
+        "rollout_log_probs": lp.clone(),
+        "labels": torch.tensor([5, -100, 7]),
+    }
     save_file(tensors | {"seq_lens": torch.tensor([2, 1])}, tmp_path / "x.safetensors")
     convert(tmp_path / "x.safetensors", tmp_path / "out", columns={"train": "mine"})
     with safe_open(tmp_path / "out/x.safetensors", "pt") as file:
