@@ -105,4 +105,8 @@ def standard_error(rows: Iterable[ClusterRow], quantity: int, mean: float, total
         terms += [float(r.squares[quantity]), -2.0 * shift * float(r.cross[quantity]), shift * shift * r.sizes]
     if not all(map(math.isfinite, terms)):
         return None
-    return math.sqrt(max(0.0, math.fsum(terms)) * clusters / (clusters - 1)) / total
+    largest = max(map(abs, terms))  # scaled by it: the sum of what float64 just holds would overflow
+    if largest == 0.0:
+        return 0.0
+    square = max(0.0, math.fsum(t / largest for t in terms))
+    return math.sqrt(largest) * math.sqrt(square * clusters / (clusters - 1)) / total

@@ -182,7 +182,9 @@ class Pool:
         if any(s.dropped for s in self.seqs):
             return missing("non-finite", n)
         states = [s.pareto for s in self.seqs if s.pareto is not None]
-        top = TopLogWeights(max((s.capacity for s in [*states, *([] if self.tail is None else [self.tail])]), default=16))
+        top = TopLogWeights(
+            max((s.capacity for s in [*states, *([] if self.tail is None else [self.tail])]), default=16)
+        )
         if self.tail is not None:
             top.merge(self.tail)
         for state in states if self.tail is None else [s.pareto for s in self.joined if s.pareto is not None]:
@@ -231,7 +233,8 @@ class Pool:
     def _x_variance(self, row: WeightRow) -> tuple[float, float]:
         if not self.padded:
             return weights.variance(row, sample=True)
-        zeros = weights.Moments(0.0, self.padded, -1.0, 0.0)  # x = 0 is u - 1 = -1
+        scale = max((m.scale for m in row.moments), default=0.0)
+        zeros = weights.Moments(scale, self.padded, -1.0 if scale == 0.0 else 0.0, 0.0)  # x = 0, as u - 1 or as u
         scale, total = weights.pooled_moments((*row.moments, zeros))
         return scale, max(0.0, total.m2) / (total.n - 1) if total.n > 1 else 0.0
 
