@@ -15,6 +15,7 @@ import torch
 from made import Settings, Shard, analyze, randomly, stable, stat, write_dump
 
 from rollout_is.analysis.summary import Summary
+from rollout_is.analysis.units import UNIT_POSITIONS
 
 BOUNDS = Settings(veto_lower=0.5, veto_upper=2.0, by=("step", "rank", "position", "length"), top=5)
 
@@ -24,7 +25,7 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Nine shards of three steps: ordinary ones, one of several units with a sequence longer than a unit, one all masked, one empty."""
     rng = np.random.default_rng(42)
     shards = [randomly(rng, segments=40, length=60) for _ in range(9)]
-    lengths = [1_200_000, 40, 900_000, 3, 250_000]
+    lengths = [UNIT_POSITIONS + 100_000, 40, 300_000, 3, 50_000]
     n = sum(lengths)
     r = -rng.exponential(1.0, n).astype(np.float32)
     t = (r + 0.01 * rng.standard_normal(n)).astype(np.float32)

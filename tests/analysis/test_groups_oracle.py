@@ -11,6 +11,7 @@ from agree import differences
 from made import Settings, Shard, analyze, randomly, sequences, write_dump
 from oracle import summarize as oracle_summary
 
+from rollout_is.analysis import units
 from rollout_is.analysis.summary import Group, Statistic
 
 
@@ -147,9 +148,10 @@ def test_worst_tokens_are_those_of_largest_difference(tmp_path: Path, shards: li
     assert listed == pytest.approx(inside.tolist(), rel=1e-12)
 
 
-def test_groups_of_a_sequence_longer_than_a_unit() -> None:
-    """Its first million positions are masked: a part of it holds no valid token at all."""
-    n = (1 << 20) + 5000
+def test_groups_of_a_sequence_longer_than_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first positions are masked: a part of it holds no valid token at all."""
+    monkeypatch.setattr(units, "UNIT_POSITIONS", 2000)
+    n = 6500
     rng = np.random.default_rng(15)
     r = -rng.exponential(1.0, n + 7)
     mask = np.zeros(n + 7, bool)

@@ -138,16 +138,16 @@ def test_sequences_far_from_one(mean: float) -> None:
     assert_agrees(one.summarize(), [one])
 
 
-def test_sequences_that_span_blocks_and_units(tmp_path: Path) -> None:
-    """Blocks are some 64K positions, units about a million: lengths that straddle both, in one shard and its neighbour."""
+def test_sequences_that_span_blocks(tmp_path: Path) -> None:
+    """Blocks hold some 100 000 positions: lengths that straddle them, in one shard and its neighbour."""
     rng = np.random.default_rng(8)
-    lengths = [3, 65_536, 1, 200_000, 65_535, 0, 70_001, 1_100_000, 17, 5]
+    lengths = [3, 65_536, 1, 280_000, 65_535, 0, 70_001, 131_072, 17, 5]
     cu = np.concatenate([[0], np.cumsum(lengths)])
     n = int(cu[-1])
     r = -rng.exponential(1.0, n).astype(np.float32)
     t = (r + 0.002 * rng.standard_normal(n)).astype(np.float32)
     mask = rng.random(n) < 0.7
-    mask[cu[3] : cu[3] + 100_000] = False  # a hole wider than a block
+    mask[cu[3] : cu[3] + 100_000] = False  # a hole as wide as most of a block
     mask[cu[4] : cu[5]] = False  # fully masked, a block less one position
     big = Shard(torch.from_numpy(t), torch.from_numpy(r), torch.from_numpy(mask), cu.tolist())
     small = randomly(rng, noise=0.01)
