@@ -146,7 +146,9 @@ class _UnitRun:
             r for r in shard.info.columns if r.startswith("mask.") and r != f"mask.{settings.mask}"
         )
         shift = self._pilot(int(offsets[unit.first]))
-        self.sums = Sums(engine.bounds, shift, engine.mismatch, self.segments, dense=True)
+        self.sums = Sums(
+            engine.bounds, shift, engine.mismatch, self.segments, dense=True, moments=bool(engine.consumers)
+        )
         self.groups = grouped.Groups.of(self, shift) if engine.work2 is not None else None
         self.consumers = {i: c for i, c in enumerate(engine.consumers) if wants(c, unit)}
         for consumer in self.consumers.values():

@@ -51,7 +51,7 @@ def _nothing_valid(s: Summary) -> Iterator[Finding]:
             f"no valid tokens: the mask {s.settings.get('mask', 'response_mask')} is 0 at all {positions:,} positions, nothing was measured",
             {"positions": positions, "valid_tokens": 0},
             "METRICS.md: nothing comparable is never a pass",
-            f"rollout-is inspect {_dump(s)}",
+            f"rollout-is inspect {shell_path(s)}",
         )
 
 
@@ -64,7 +64,7 @@ def _nonfinite(s: Summary) -> Iterator[Finding]:
             f"{bad:,} of {valid:,} valid tokens have a NaN or infinite log-prob; the figures leave them out",
             {"nonfinite_valid_tokens": bad, "valid_tokens": valid},
             "METRICS.md: any is a failing condition",
-            f"rollout-is analyze {_dump(s)} --top 20",
+            f"rollout-is analyze {shell_path(s)} --top 20",
         )
 
 
@@ -79,7 +79,7 @@ def _noted(s: Summary) -> Iterator[Finding]:
                 note.message,
                 {"metric": note.metric} if note.metric else {},
                 "METRICS.md and DESIGN.md: notes on the data",
-                f"rollout-is {follow.format(dump=_dump(s))}",
+                f"rollout-is {follow.format(dump=shell_path(s))}",
             )
 
 
@@ -96,7 +96,7 @@ def _mean_off(s: Summary) -> Iterator[Finding]:
             f"mean token weight {_short(value)}: train and rollout are not near each other (rollout_is_mean)",
             evidence,
             f"{VERL}: outside {MEAN_LOW:g} to {MEAN_HIGH:g}",
-            f"rollout-is doctor {_dump(s)}",
+            f"rollout-is doctor {shell_path(s)}",
         )
     elif mean.stderr and abs(value - 1) > max(MEAN_OFF, MEAN_OFF_ERRORS * mean.stderr):
         yield Finding(
@@ -108,7 +108,7 @@ def _mean_off(s: Summary) -> Iterator[Finding]:
             ),
             evidence,
             f"E[w] = 1; beyond {MEAN_OFF:.0%} and {MEAN_OFF_ERRORS:g} standard errors",
-            f"rollout-is doctor {_dump(s)}",
+            f"rollout-is doctor {shell_path(s)}",
         )
 
 
@@ -121,7 +121,7 @@ def _few_effective(s: Summary) -> Iterator[Finding]:
             f"effective sample size {_short(ess.value)} of 1 at token level: a few tokens carry the sum of weights",
             {"masked.token.rollout_is_eff_sample_size": ess.value, "n": ess.n},
             f"{VERL}: below {ESS_LOW:g}",
-            f"rollout-is analyze {_dump(s)} --top 20",
+            f"rollout-is analyze {shell_path(s)} --top 20",
         )
 
 
@@ -138,7 +138,7 @@ def _large_mismatch(s: Summary) -> Iterator[Finding]:
         f"train and rollout log-probs differ by {_short(diff)} on average (mean exp|d| {_short(error)}; healthy bf16 engines: 0.01 and 1.01)",
         {"masked.mismatch.mismatch_logprob_abs_diff": diff, "masked.mismatch.mismatch_mult_prob_error": error},
         "; ".join(source),
-        f"rollout-is analyze {_dump(s)} --by rank --by step --top 20",
+        f"rollout-is analyze {shell_path(s)} --by rank --by step --top 20",
     )
 
 
@@ -151,7 +151,7 @@ def _uncorrelated(s: Summary) -> Iterator[Finding]:
             f"probabilities of both sides correlate at {_short(pearson)} only: shifted by a position, or not the same tokens?",
             {"masked.mismatch.mismatch_prob_pearson": pearson},
             f"below {PEARSON_LOW:g}; fp8 engines still reach 0.87 (verl#7519)",
-            f"rollout-is doctor {_dump(s)}",
+            f"rollout-is doctor {shell_path(s)}",
         )
 
 
@@ -215,7 +215,7 @@ def _short(value: float | None) -> str:
     return f"{value:#.3g}".rstrip(".") if value else "0"
 
 
-def _dump(s: Summary) -> str:
+def shell_path(s: Summary) -> str:
     """The dump's paths as a shell takes them."""
     path = str(s.source.get("path", ""))
     return shlex.join(path.split(", ")) if path else "DUMP"

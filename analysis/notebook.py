@@ -5,12 +5,14 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rollout_is.analysis.assemble import Assembled
 from rollout_is.analysis.data_notes import data_notes, ranked
 from rollout_is.analysis.duplicates import Duplicates
-from rollout_is.analysis.findings import findings
+from rollout_is.analysis.findings import shell_path
+from rollout_is.analysis.glance import verdict
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
 from rollout_is.dumps.errors import RolloutIsError
@@ -38,6 +40,7 @@ def write(
     notes += _plan_notes(plan, left_out, infos, settings)
     notes += _duplicate_notes(found, plan.shards)
     notes += _view_notes(views, assembled)
+    rest = dict(extra)
     summary = Summary(
         source=_source(scanned, infos, settings),
         coverage=_coverage(assembled, plan, infos, left_out, scanned),
@@ -49,7 +52,8 @@ def write(
         extra=extra,
         runtime={**runtime, "host": platform.node(), "python": platform.python_version()},
     )
-    return Summary(**{**vars(summary), "findings": tuple(findings(summary))})
+    seen = rest.pop("glance", ())
+    return replace(summary, extra=rest, findings=verdict(summary, seen, shell_path(summary)))
 
 
 def _source(scanned: Scan, infos: Sequence[ShardInfo], settings: Settings) -> dict[str, Any]:

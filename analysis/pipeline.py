@@ -109,6 +109,7 @@ def analyze(
     local: bool = False,
     progress: Progress | None = None,
     consumers: Sequence[Consumer] = (),
+    diagnose: bool = True,
 ) -> Summary:
     """IS and mismatch statistics of a dump, before and after masking: what ``rollout-is analyze`` prints.
 
@@ -125,6 +126,7 @@ def analyze(
         local: under torchrun, each node reads only the files that it sees itself.
         progress: called with (positions done, positions in all).
         consumers: extra statistics on the same pass; their results stand in ``summary.extra[consumer.name]``.
+        diagnose: let the doctor have a glance for ``summary.findings``; False, or ``only="weights"``, leaves it out.
 
     Raises:
         DumpError: the dump cannot be read or is inconsistent.
@@ -151,12 +153,13 @@ def analyze(
         return analyze_ranked(
             Ranks(launch), paths, settings, columns=columns, steps=steps, allow_partial=allow_partial,
             duplicates=duplicates, local=local, progress=progress, consumers=consumers,
+            diagnose=diagnose,
         )  # fmt: skip
     scanned = scan(paths, columns=columns, steps=steps, allow_partial=allow_partial, duplicates=duplicates)
     opener = FileOpener(settings.mask, settings.train, settings.rollout)
     plan = plan_shards(dict(enumerate(scanned.shards)), opener)
     settle(plan.errors, len(plan.shards), scanned.root, allow_partial)
-    job = Job(plan.shards, opener, settings, tuple(consumers))
+    job = Job(plan.shards, opener, settings, observers(settings, consumers, diagnose, scanned))
     count = worker_count(workers, plan, settings)
     outcome = run_plan(plan, job, count, progress)
     if set(outcome.errors) != set(plan.errors):
@@ -174,6 +177,7 @@ def summarize(
     *,
     settings: Settings | None = None,
     consumers: Sequence[Consumer] = (),
+    diagnose: bool = True,
     metadata: Mapping[str, str] | None = None,
     **columns: Tensor,
 ) -> Summary:
@@ -184,7 +188,7 @@ def summarize(
         response_mask: bool, integer or float [T]; nonzero = valid.
         cu_seqlens: int32 or int64 [S+1].
         settings: see ``Settings``.
-        consumers: extra statistics on the same pass.
+        consumers, diagnose: as for ``analyze``.
         metadata: as a shard's, such as ``{"layout": "rectangular"}``.
         **columns: further columns of the format, such as ``segment_is_pad``, ``group_ids``, ``cu_packs``, ``token_ids``.
 
@@ -211,11 +215,20 @@ def summarize(
 
     plan = plan_shards({0: info}, opener)
     settle(plan.errors, 1, "tensors", False)
-    job = Job(plan.shards, opener, settings, tuple(consumers))
+    scanned = Scan((info,), (), notes, "tensors")
+    job = Job(plan.shards, opener, settings, observers(settings, consumers, diagnose, scanned))
     outcome = run_plan(plan, job, 1, None)
     settle(outcome.errors, 1, "tensors", False)
-    scanned = Scan((info,), (), notes, "tensors")
     return conclude(scanned, plan, job, outcome, {"workers": 1, "ranks": 1})
+
+
+def observers(settings: Settings, consumers: Sequence[Consumer], diagnose: bool, scanned: Scan) -> tuple[Consumer, ...]:
+    """The consumers of an analysis, the doctor's glance among them where it is wanted."""
+    if not diagnose or settings.only == "weights":
+        return tuple(consumers)
+    from rollout_is.analysis.glance import with_glance
+
+    return with_glance(tuple(consumers), sum(s.positions for s in scanned.shards))
 
 
 def plan_shards(shards: dict[int, ShardInfo], opener: Callable[[ShardInfo], OpenShard]) -> Plan:

@@ -21,6 +21,7 @@ from rollout_is.dumps.shard import ShardInfo
 def analyze_ranked(
     ranks: Ranks, paths: Any, settings: Settings, *, columns: Mapping[str, str] | None, steps: str | None,
     allow_partial: bool, duplicates: str | None, local: bool, progress: Progress | None, consumers: Sequence[Consumer],
+    diagnose: bool,
 ) -> Summary:  # fmt: skip
     """Every rank calls it with the same arguments and gets the same Summary.
 
@@ -47,7 +48,7 @@ def analyze_ranked(
         except RolloutIsError as error:
             met = error
         ranks.agree(met)
-        job = Job(numbered, opener, settings, tuple(consumers))
+        job = Job(numbered, opener, settings, pipeline.observers(settings, consumers, diagnose, scanned))
         own = _share(plan.tasks, ranks, local)
         try:
             shown = progress if launch.rank == 0 else None

@@ -70,14 +70,18 @@ class Sums:
         shift: the unit's pilot for d (0 where the mean is small beside the spread).
         mismatch: False leaves out the probability family.
         size: number of sequences; pieces of masked-out tokens are numbered from there on.
+        moments: sum train log-probs and d^2 also without the probability family (consumers read them).
         dense: keep one column for each sequence (the unit as a whole) instead of a list of pieces (a group of it).
     """
 
-    def __init__(self, bounds: Bounds, shift: float, mismatch: bool, size: int, *, dense: bool = False) -> None:
+    def __init__(
+        self, bounds: Bounds, shift: float, mismatch: bool, size: int, *, dense: bool = False, moments: bool = False
+    ) -> None:
         self.bounds = bounds
         self.shift = shift
         self.e_shift = math.expm1(shift)
         self.mismatch = mismatch
+        self.moments = mismatch or moments
         self.size = size
         self._tables = (_Columns(size, dense), _Columns(size, dense))  # masked-out, valid
         self.scaled = Scaled()
@@ -116,7 +120,7 @@ class Sums:
         if self._bin(ops, d, split, hot, hot_d) and ops.count_zero(d):
             self._count_zeros(ops, piece, d, split, starts)
 
-        if self.mismatch:
+        if self.moments:
             piece[T] = ops.segment_sum(train, starts)
             if self.shift:
                 ops.subtract(d, self.shift, scratch)

@@ -100,6 +100,7 @@ class Loader:
                 workers=self.workers,
                 progress=progress,
                 consumers=consumers,
+                diagnose=False,
             )
         assert summary is not None, "only ranks of torchrun have no summary, and these commands do not run under it"
         return summary

@@ -1,0 +1,68 @@
+"""The doctor's glance that every analysis takes: on all of a small dump, on a fixed sample of the units of a large one.
+
+``doctor`` itself looks at all of it; here the cost must stay small beside that of the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rollout_is.analysis.batch import Consumer, Unit
+from rollout_is.analysis.doctor.consumer import Doctor
+from rollout_is.analysis.findings import RANK, findings
+from rollout_is.analysis.summary import Finding, Summary
+
+LOOKED_AT = 1 << 22  # positions of a large dump that are looked at, about
+
+# What the figures alone would say too, by the fingerprint that says it better.
+_SAID_BETTER = {
+    "missing.nonfinite": ("coverage.nonfinite", "note.nonfinite-valid"),
+    "weights.mean": ("weights.mean",),
+    "copies.zero": ("note.both-zero",),
+    "copies.identical": ("note.identical-sides",),
+    "numerics.positive": ("note.positive-logprobs",),
+    "numerics.resolution": ("note.dtype-resolution",),
+    "alignment.unrelated": ("mismatch.uncorrelated",),
+    "placeholder.": ("note.constant-value", "note.all-zero-side", "note.both-zero"),
+}
+
+
+class Glance(Doctor):
+    """The doctor on about LOOKED_AT positions.
+
+    Args:
+        positions: of the whole dump.
+    """
+
+    name = "glance"
+
+    def __init__(self, positions: int) -> None:
+        self.stride = max(1, round(positions / LOOKED_AT))
+
+    def wants(self, unit: Unit) -> bool:
+        """A choice by the unit's place alone, spread so that no step or rank is passed over by rule."""
+        mixed = (unit.id.shard * 0x9E3779B1 + unit.id.unit * 0x85EBCA6B + 0xC2B2AE35) & 0xFFFFFFFF
+        mixed = ((mixed ^ (mixed >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+        return ((mixed ^ (mixed >> 15)) & 0xFFFFFFFF) % self.stride == 0
+
+
+def with_glance(consumers: tuple[Consumer, ...], positions: int) -> tuple[Consumer, ...]:
+    """The consumers and a glance, unless the doctor is among them already."""
+    return consumers if any(isinstance(c, Doctor) for c in consumers) else (*consumers, Glance(positions))
+
+
+def verdict(summary: Summary, seen: Sequence[Mapping[str, Any]], dump: str) -> tuple[Finding, ...]:
+    """What the figures and the glance say together, worst first; a cause stands before the figures that follow from it.
+
+    Args:
+        summary: without findings.
+        seen: the doctor's findings as plain data.
+        dump: how a shell calls the dump, for the next command.
+    """
+    causes = [Finding(**f) for f in seen]
+    causes = [Finding(**{**vars(f), "next": f.next.replace("DUMP", dump)}) for f in causes]
+    said = {f.id for f in causes} | {x["id"] for f in causes for x in f.evidence.get("explains", ())}
+    dropped = {own for prefix, ids in _SAID_BETTER.items() if any(s.startswith(prefix) for s in said) for own in ids}
+    rest = [f for f in findings(summary) if f.id not in dropped]
+    return tuple(sorted([*causes, *rest], key=lambda f: RANK.get(f.severity, 9)))
