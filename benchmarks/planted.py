@@ -80,19 +80,19 @@ def sample(rng: Any, log_p: Any) -> Any:
     return (log_p + rng.gumbel(size=log_p.shape)).argmax(axis=1)
 
 
-def logits_like_text(rng: Any, n: int) -> Any:
+def logits_like_text(rng: Any, n: int, sharpness: float = 1.0) -> Any:
     """float32 [n, VOCABULARY] peaked and flat rows mixed: about a half of the tokens are nearly certain, as in text."""
-    scale = np.exp(rng.normal(1.0, 0.8, n)).astype(np.float32)
+    scale = np.exp(rng.normal(sharpness, 0.8, n)).astype(np.float32)
     return rng.standard_normal((n, VOCABULARY), np.float32) * scale[:, None]
 
 
 def trainer_noise(rng: Any, shape: Any, kind: str) -> Any:
-    """Noise on the trainer's logits: ``bf16``, ``int8``, ``heavy`` (Student-t, 2.5 degrees) or ``none``."""
+    """Noise on the trainer's logits: ``bf16``, ``int8``, ``off-policy`` (weights of another step), ``heavy`` (Student-t) or ``none``."""
     if kind == "none":
         return np.zeros(shape, np.float32)
     if kind == "heavy":
         return (0.01 * rng.standard_t(2.5, shape)).astype(np.float32)
-    return rng.standard_normal(shape, np.float32) * {"bf16": 0.012, "int8": 0.06}[kind]
+    return rng.standard_normal(shape, np.float32) * {"bf16": 0.012, "int8": 0.06, "off-policy": 0.3}[kind]
 
 
 def healthy(
@@ -106,6 +106,7 @@ def healthy(
     noise: str = "bf16",
     tools: bool = False,
     store: str = "f32",
+    sharpness: float = 1.0,
 ) -> Dump:
     """A healthy dump; ``sequences`` a shard. ``store`` rounds the rollout side to bf16."""
     shards = []
@@ -126,7 +127,7 @@ def healthy(
             cu = np.concatenate([[0], np.cumsum(lengths)])
             half = int(cu[len(lengths) // 2])
             at = np.flatnonzero(m)
-            logits = logits_like_text(rng, len(at))
+            logits = logits_like_text(rng, len(at), sharpness)
             log_p = log_softmax(logits)
             token = sample(rng, log_p)
             jitter = trainer_noise(rng, logits.shape, noise)

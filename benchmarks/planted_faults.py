@@ -33,7 +33,22 @@ from rollout_is.dumps.memory import MemoryShard, describe_tensors
 from rollout_is.dumps.place import Place
 
 START, STOP = "<!-- planted faults: start -->", "<!-- planted faults: end -->"
-NEGATIVES = ("bf16", "int8", "heavy", "none", "bf16 storage", "tools", "tiny", "one sequence", "long")
+NEGATIVES = (
+    "bf16",
+    "int8",
+    "heavy",
+    "none",
+    "bf16 storage",
+    "off-policy",
+    "tools",
+    "tiny",
+    "one sequence",
+    "long",
+    "short",
+    "one length",
+    "certain",
+    "uncertain",
+)
 
 
 def examine(dump: Dump) -> tuple[Finding, ...]:
@@ -71,6 +86,11 @@ def random_dump(rng: Any, kind: str | None = None, **more: Any) -> Dump:
         "tools": {"tools": True},
         "tiny": {"sequences": int(rng.integers(1, 6)), "length": (1, 12), "ranks": 2, "steps": 1},
         "one sequence": {"sequences": 1, "ranks": 1, "steps": 1},
+        "off-policy": {"noise": "off-policy"},
+        "short": {"sequences": 200, "length": (1, 5)},
+        "one length": {"length": (64, 64), "prompt": (8, 9)},
+        "certain": {"sharpness": 3.0},
+        "uncertain": {"sharpness": -0.5},
         "long": {"sequences": 2, "length": (2000, 5000), "ranks": 2, "steps": 1},
     }.get(kind or "", {})
     return healthy(rng, **(shape | more))

@@ -23,6 +23,7 @@ from rollout_is.analysis.doctor.position import Position
 from rollout_is.analysis.doctor.spread import Spread
 from rollout_is.analysis.doctor.state import S, State
 from rollout_is.analysis.doctor.support import Support
+from rollout_is.analysis.doctor.suspects import RareLag, read_again, suspicious
 from rollout_is.analysis.doctor.tails import Tails
 from rollout_is.analysis.doctor.unrelated import Unrelated
 from rollout_is.analysis.doctor.weights import Weights
@@ -48,6 +49,7 @@ STATES: tuple[type[State], ...] = (
     Placeholder,
     Position,
     Positive,
+    RareLag,
     Resolution,
     Spread,
     Support,
@@ -128,7 +130,6 @@ class Doctor:
         shifted = self.state(Lag).look(real)
         self.state(Edges).look(real)
         self.state(Periodic).look(real)
-        self.state(Spread).look(real)
         self.state(Worst).look(real)
         clean = select(real, ~shifted) if shifted.any() else real
         if self.coarse:
@@ -211,8 +212,20 @@ class Doctor:
         self.state(Weights).finished(table)
         self.state(Spread).finished(table, self.info.name, self.groups)
         self.state(NonFinite).finished(table)
+        if not self.unit.fragment:
+            self._suspects(table)
         self.shard = None  # type: ignore[assignment]  # a partial must not hold a file
         return self.states
+
+    def _suspects(self, table: SequenceTable) -> None:
+        """Read the unit's worst sequences again: for their lag, and for places to show."""
+        for row in suspicious(table):
+            segment = table.first + int(row)
+            start, stop = (int(x) for x in self.offsets[segment : segment + 2])
+            window = read_again(self.shard, segment, start, stop)
+            if window is not None:
+                self.state(RareLag).look(window)
+                self.state(Spread).look(window)
 
     def finish(self, partials: Parts) -> list[dict[str, Any]]:
         """Findings of the whole dump as plain data, worst first: what stands in ``summary.extra["doctor"]``."""

@@ -158,7 +158,16 @@ def _fires(s: Lag) -> bool:
 
 def judge(scene: Scene) -> list[Draft]:
     """``alignment.lag``, ``alignment.lag_varies`` or ``alignment.lag_inside``."""
-    found = find_scope(scene, Lag, _fires)
+    return judge_kind(scene, Lag)
+
+
+def judge_kind(scene: Scene, kind: type[Lag], among: int | None = None) -> list[Draft]:
+    """The same for a kind of Lag.
+
+    Args:
+        among: the tokens that the share is taken of; None for those looked at.
+    """
+    found = find_scope(scene, kind, _fires)
     if found is None:
         return []
     s, scope = found
@@ -168,12 +177,15 @@ def judge(scene: Scene) -> list[Draft]:
     lag, chunks = LAGS[best], int(shifted.sum())
     tokens = int(s.tokens.sum() - s.tokens[ZERO])
     sequences = int(s.sequences.sum() - s.sequences[ZERO])
-    share = tokens / int(s.tokens.sum())
+    share = tokens / (among or int(s.tokens.sum()))
     means = s.shifted_distance / np.maximum(s.shifted_compared, 1)
     ratio = float(means[ZERO] / max(float(means[best]), 1e-12))
     curve = {f"{k:+d}": float(m) for k, m in zip(LAGS, means, strict=True)}
     where = "everywhere" if share > 0.9 and not scope.ranks and not scope.steps else scope.words(scene).strip()
-    touched = f"{percent(share)} of the tokens looked at" + (f", {where}" if where else "")
+    touched = f"{percent(share)} of the tokens" + (
+        " looked at" if among is None else f" ({plural(sequences, 'sequence')})"
+    )
+    touched += f", {where}" if where else ""
     common: dict[str, Any] = {
         "strength": ratio,
         "strength_words": "mean |d| at lag 0 over mean |d| at the best lag, in the shifted chunks",

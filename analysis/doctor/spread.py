@@ -101,7 +101,7 @@ class Spread(State):
                 self.groups[g] = np.array([int((mine == g).sum()), k], np.int64)
 
     def look(self, window: Window) -> None:
-        """Remember three places inside bad sequences of a sampled window."""
+        """Remember a place inside each of the first three bad sequences that were read again."""
         kept = self.places.setdefault("bad", Kept())
         if len(kept.rows) >= 3:
             return

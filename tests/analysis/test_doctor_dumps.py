@@ -90,6 +90,21 @@ def test_zeros_outside_the_sample_are_found_too() -> None:
     assert findings[0].evidence["places"][0]["index"] == 100_000
 
 
+def test_a_few_shifted_sequences_outside_the_sample_are_read_again() -> None:
+    rng = np.random.default_rng(5)
+    r = logprobs(rng, 400_000)
+    t = r + rng.normal(0, 0.01, 400_000)
+    for sequence in (500, 620, 777):
+        part = slice(400 * sequence, 400 * (sequence + 1))
+        t[part] = np.roll(t[part], 1)
+    (finding,) = [f for f in examine(Shard(t, r, [400] * 1000)) if f.severity == "error"]
+    assert finding.id == "alignment.lag"
+    assert finding.evidence["figures"]["lag"] == -1
+    assert finding.evidence["sequences"] == 3
+    assert finding.evidence["token_share"] == pytest.approx(0.003, rel=0.05)
+    assert {p["sequence"] for p in finding.evidence["places"]} <= {500, 620, 777}
+
+
 def test_one_sequence_longer_than_a_unit() -> None:
     rng = np.random.default_rng(3)
     n = (1 << 20) + 5000
