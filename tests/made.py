@@ -13,10 +13,10 @@ import torch
 from agree import differences
 from oracle import Packed
 from oracle import summarize as oracle_summary
-from rollout_is.analysis.pipeline import analyze, summarize
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rollout_is.analysis.pipeline import analyze, summarize
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Statistic, Summary
 
