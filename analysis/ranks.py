@@ -119,7 +119,7 @@ def _scan(
                     f"expected the {prints[0][0]} shards that rank 0 finds, found {other[0]}"
                     + ("" if other[0] != prints[0][0] else " that differ in name or size"),
                     "the ranks do not see the same files",
-                    "put the dump on a file system that all nodes share, or pass --local where each node holds its own shards",
+                    "put the dump on a file system that all nodes share, or pass --own-shards where each node holds its own shards",
                     code="ranks-differ",
                 )
         return own, None

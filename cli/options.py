@@ -70,7 +70,10 @@ Device = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N")]
 Workers = Annotated[
     int | None, typer.Option("--workers", min=1, metavar="N", help="processes [default: the cores given to us]")
 ]
-Local = Annotated[bool, typer.Option("--local", help="under torchrun: every node holds only its own shards")]
+# torchrun reads every option before it passes it on and finds --local ambiguous (--local-addr, ...): --own-shards goes through.
+Local = Annotated[
+    bool, typer.Option("--own-shards", "--local", help="under torchrun: every node holds only its own shards")
+]
 Only = Annotated[str | None, typer.Option("--only", metavar="weights", help="leave out the mismatch family (faster)")]
 
 

@@ -116,3 +116,21 @@ def test_more_ranks_than_units_and_all_masked(tmp_path: Path) -> None:
     assert "Traceback" not in done.stdout
     printed = json.loads(done.stdout)
     assert printed["views"]["masked"]["token"]["rollout_is_min"]["value"] is None
+
+
+def test_a_rank_that_meets_a_bad_shard_ends_all_with_one_message(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    folder = write_dump(tmp_path, [randomly(rng) for _ in range(4)], ranks=4)
+    bad = folder / "step_00000001" / "rank_00002.safetensors"
+    bad.write_bytes(bad.read_bytes()[:-60])
+    done = torchrun(2, "analyze", str(folder))
+    assert done.returncode == 1  # the launcher's; ours stands beside
+    assert done.stdout == ""
+    assert done.stderr.count("short by 60") == 1 and "rank_00002" in done.stderr
+
+
+def test_local_ranks_of_one_node_give_the_same_figures(dump: Path) -> None:
+    done = torchrun(2, "analyze", str(dump), "--own-shards", "--format", "json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    printed, want = json.loads(done.stdout), json.loads(analyze(dump).to_json())
+    assert printed["views"] == want["views"] and printed["coverage"] == want["coverage"]
