@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollout_is.analysis.compare.saved import is_saved
 from rollout_is.cli import options as o
 from rollout_is.cli.output import check_output, remark, write_result
 from rollout_is.cli.progress import Progress
 from rollout_is.cli.render import doctor as render
 from rollout_is.cli.render.terminal import detect, for_file
+from rollout_is.dumps.errors import UsageError
 
 if TYPE_CHECKING:
     from rollout_is.analysis.doctor import Diagnosis
@@ -30,8 +32,11 @@ class FailOn(StrEnum):
     notice = "notice"
 
 
+Shards = Annotated[list[str], typer.Argument(metavar="DUMP...", help="folders, files or globs of shards")]
+
+
 def command(
-    dump: o.Dump,
+    dump: Shards,
     steps: o.Steps = None,
     mask: o.Mask = "response_mask",
     logprobs: o.Logprobs = None,
@@ -58,6 +63,15 @@ def command(
     settings = o.settings_from(mask=mask, logprobs=logprobs, device=device)
     columns = o.parse_columns(column)
     check_output(output, force)
+    for path in dump:
+        if is_saved(path):
+            raise UsageError(
+                path,
+                "expected a dump, found a saved summary",
+                "the doctor looks at tokens, and a summary holds figures only",
+                "name the dump that the summary was made of",
+                code="doctor-saved",
+            )
 
     from rollout_is.analysis.doctor import run  # imports torch
 

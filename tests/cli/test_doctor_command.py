@@ -145,6 +145,14 @@ def test_nothing_valid_is_one_and_an_unreadable_dump_three(tmp_path: Path) -> No
     assert "Traceback" not in err
 
 
+def test_a_saved_summary_holds_no_tokens(tmp_path: Path) -> None:
+    saved = tmp_path / "summary.json"
+    assert run("analyze", str(ROOT / "sample_dumps" / "tiny_lm"), "-q", "-f", "json", "-o", str(saved))[0] == 0
+    code, out, err = run("doctor", str(saved))
+    assert (code, out) == (2, "")
+    assert "expected a dump, found a saved summary" in err
+
+
 def test_c72_a_shard_without_rollout_logprobs_is_an_error(tmp_path: Path) -> None:
     dump = Path(write(tmp_path / "dump", _copied))
     columns = Shard(np.zeros(10) - 1, np.zeros(10) - 1, [10]).tensors()
