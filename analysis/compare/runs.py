@@ -171,7 +171,7 @@ def _refuse_empty(side: Side, view: str) -> None:
             side.label,
             "expected valid tokens on both sides, found none on this one",
             "every position is masked, or the dump is empty",
-            f"rollout-is inspect {side.label}",
+            f"rollout-is inspect {side.summary.source.get('path', side.label)}",
             code="compare-empty-side",
         )
     if view not in side.summary.views:

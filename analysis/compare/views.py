@@ -35,12 +35,15 @@ def compare_views(
                 f"--views {','.join(list(summary.views)[:2])}",
                 code="compare-no-view",
             )
-    if not summary.coverage.get("valid_tokens", 1):
+    if summary.coverage.get("valid_tokens") is not None and summary.comparable <= 0:
+        none = not summary.coverage["valid_tokens"]
         raise NothingComparable(
             label,
-            "expected valid tokens, found none",
-            "the mask is 0 everywhere: there is nothing to compare the unmasked figures with",
-            f"rollout-is inspect {label}",
+            f"expected valid tokens{'' if none else ' with finite log-probs on both sides'}, found none",
+            "the mask is 0 everywhere: there is nothing to compare the unmasked figures with"
+            if none
+            else "every valid token is NaN or infinite on one side",
+            f"rollout-is {'inspect' if none else 'doctor'} {summary.source.get('path', label)}",
             code="compare-empty-side",
         )
     first, others = views[0], views[1:]

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rollout_is.analysis.compare.settings_diff import concerns, settings_differences
-from rollout_is.analysis.gate.limits import Limit
+from rollout_is.analysis.gate.limits import Limit, Origin
 from rollout_is.analysis.gate.lookup import Missing, series, single
 from rollout_is.analysis.gate.robust import reduce_steps
 from rollout_is.analysis.summary import Summary
 
 Status = Literal["pass", "fail", "error"]
+# No set of limits, however small, passes a dump in which nothing was compared.
+_COMPARABLE = Limit("coverage.valid_tokens", min=1.0, origin=Origin("always"), reason="nothing was compared")
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,14 @@ def evaluate(
         strict: broken limits of severity ``warning`` fail too.
 
     Returns:
-        one outcome a limit. Missing, null, NaN, a missing step or a baseline of another definition is an ``error`` outcome.
+        one outcome a limit. Missing, null, NaN, a missing step or a baseline of another definition is an ``error`` outcome;
+        where nothing was compared and no limit says so, one more.
     """
-    return Verdict(tuple(_evaluate(summary, limit, baseline) for limit in limits), strict)
+    outcomes = tuple(_evaluate(summary, limit, baseline) for limit in limits)
+    nothing = summary.coverage.get("valid_tokens") is not None and summary.comparable <= 0
+    if nothing and not any(outcome.fatal for outcome in outcomes):
+        outcomes = (*outcomes, Outcome(_COMPARABLE, "error", 0.0, None, "no valid token is finite on both sides"))
+    return Verdict(outcomes, strict)
 
 
 def _evaluate(summary: Summary, limit: Limit, baseline: Summary | None) -> Outcome:

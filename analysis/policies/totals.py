@@ -16,6 +16,8 @@ from rollout_is.analysis.policies.survivors import Level
 from rollout_is.analysis.policies.view import full_view
 from rollout_is.analysis.summary import Statistic
 
+RESOLVED = 1e-8  # mean square of the applied weights below which moments about 1 keep under half of float64's digits
+
 
 @dataclass(frozen=True)
 class Total:
@@ -153,7 +155,7 @@ def _figures(policy: Policy, tally: Tally, rules: Sequence[dict[str, Any]]) -> d
         "changed_token_fraction_of_all": Statistic(counts["tokens_changed"] / counts["positions"], counts["positions"]),
         "weight_moved_fraction": _real(sums["moved"] / sums["raw"] if sums["raw"] else None, tokens, "no weight"),
     }
-    none = Statistic(None, 0, why=gone)
+    none = Statistic(None, 0, why="weights too small" if alive else gone)
     if not n or s1 <= 0:
         zero = Statistic(0.0, n) if n else none
         out |= {name: none for name in _NAMES if name not in out}
@@ -162,27 +164,29 @@ def _figures(policy: Policy, tally: Tally, rules: Sequence[dict[str, Any]]) -> d
             "min": zero,
             "max": zero,
             "seq_mean": zero if rows else none,
-            "ess_kept": Statistic(0.0, tokens),
+            "ess_kept": none if alive else Statistic(0.0, tokens),
         }
     else:
         variance = max(sums["e2"] / n - (sums["e"] / n) ** 2, 0.0)
         row_mean = 1 + sums["row_e"] / rows
+        small = s2 < RESOLVED * n
+        r1, r2 = rows + sums["row_e"], rows + 2 * sums["row_e"] + sums["row_e2"]
         row_variance = max(sums["row_e2"] / rows - (sums["row_e"] / rows) ** 2, 0.0)
         out |= {
             "mean": _real(s1 / n, n, "overflow"),
             "std": _real(math.sqrt(variance), n, "overflow"),
             "min": _real(tally.low, n, "overflow"),
             "max": _real(tally.high, n, "overflow"),
-            "ess": _real(min(s1 * s1 / (n * s2), 1.0), n, "overflow"),
-            "ess_kept": _real(min(s1 * s1 / (tokens * s2), 1.0), tokens, "overflow"),
-            "max_weight_share": _real(tally.high / s1, n, "overflow"),
+            "ess": _share(s1 * s1, n * s2, n, small),
+            "ess_kept": _share(s1 * s1, tokens * s2, tokens, small),
+            "max_weight_share": _share(tally.high, s1, n, small),
             "seq_mean": _real(row_mean, rows, "overflow"),
             "seq_std": _real(math.sqrt(row_variance * rows / (rows - 1)) if rows > 1 else None, rows, "one sequence"),
             "seq_min": _real(tally.row_low, rows, "overflow"),
             "seq_max": _real(tally.row_high, rows, "overflow"),
             "seq_max_deviation": _real(max(abs(tally.row_high - 1), abs(tally.row_low - 1)), rows, "overflow"),
-            "seq_ess": _real(_ess(rows, sums["row_e"], sums["row_e2"]), rows, "overflow"),
-            "seq_max_weight_share": _real(tally.row_high / (rows + sums["row_e"]), rows, "overflow"),
+            "seq_ess": _share(r1 * r1, rows * r2, rows, r2 < RESOLVED * rows),
+            "seq_max_weight_share": _share(tally.row_high, r1, rows, r2 < RESOLVED * rows),
             "pareto_k": _shape(tally, rows),
         }
     out["kept_kl"] = _real(sums["kept_k1"] / alive if alive else None, alive, gone)
@@ -193,9 +197,11 @@ def _figures(policy: Policy, tally: Tally, rules: Sequence[dict[str, Any]]) -> d
     return {name: out[name] for name in _NAMES}
 
 
-def _ess(n: int, e: float, e2: float) -> float:
-    s1, s2 = n + e, n + 2 * e + e2
-    return min(s1 * s1 / (n * s2), 1.0)
+def _share(part: float, whole: float, n: int, small: bool) -> Statistic:
+    """A ratio of weight sums, at most 1; null where the weights are too small for sums that are kept as moments about 1."""
+    if small:
+        return Statistic(None, n, why="weights too small")
+    return _real(min(part / whole, 1.0) if math.isfinite(whole) else math.inf, n, "overflow")
 
 
 def _shape(tally: Tally, rows: int) -> Statistic:
