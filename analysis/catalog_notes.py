@@ -85,6 +85,11 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "trainers overwrite the mask when they reject tokens",
         "dump the mask before rejection too, as mask.pre_rejection, to see what was rejected",
     ),
+    "rejected-share": (
+        "tokens and sequences that are valid under a further mask of the dump and not under the mask in use",
+        "the trainer rejected them before the dump (the rule, not the mask, says why), or the further mask is wider by design",
+        "compare DUMP --masks pre_rejection,response_mask; judge the correction by what it took out as well as by what it left",
+    ),
     "duplicate-sequences": (
         "sequences that are equal bit for bit to others",
         "a batch filled up with copies of real rows, or one shard written twice",

@@ -9,6 +9,7 @@ from statistics import median
 
 from rollout_is.analysis.engine import Coverage
 from rollout_is.analysis.observe import Observations, Side
+from rollout_is.analysis.rejected import rejected_notes
 from rollout_is.dumps.notes import Note
 from rollout_is.dumps.shard import ShardInfo
 
@@ -77,6 +78,7 @@ def data_notes(
                 "masks-identical", "notice", role,
                 f"{role} is identical to {mask} at every position: before and after it are the same figures",
             )  # fmt: skip
+    notes += rejected_notes(observed.rejected, mask, coverage.segments)
     _resolution(observed, shards, mean_abs, note)
     if observed.masked_fill:
         top = sorted(observed.masked_fill.items(), key=lambda kv: (-kv[1], kv[0]))[:5]

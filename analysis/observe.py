@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints
+from rollout_is.analysis.rejected import Rejected
 
 SAMPLE = 2048  # valid tokens of each unit looked at for repeated constants and resolution
 KNOWN_FILLS = (0.0, 1.0, -9999.0, -1e10, math.inf, -math.inf, math.nan)
@@ -56,6 +57,7 @@ class Observations:
     mask_values: Counter[float] = field(default_factory=Counter)
     _looked: int = 0
     mask_differs: dict[str, bool] = field(default_factory=dict)  # further mask -> differs from the one in use
+    rejected: dict[str, Rejected] = field(default_factory=dict)  # further mask -> what the one in use leaves out of it
     masked_fill: Counter[str] = field(default_factory=Counter)  # constants seen under the mask, as text
 
     def add(self, other: Observations) -> None:
@@ -67,6 +69,8 @@ class Observations:
         self.mask_values.update(other.mask_values)
         for role, differs in other.mask_differs.items():
             self.mask_differs[role] = self.mask_differs.get(role, False) or differs
+        for role, one in other.rejected.items():
+            self.rejected.setdefault(role, Rejected()).add(one)
         self.masked_fill.update(other.masked_fill)
 
     def see_valid(self, train: Floats, rollout: Floats) -> None:
