@@ -19,6 +19,7 @@ from rollout_is.analysis.fills import Fills
 from rollout_is.analysis.observe import Observations
 from rollout_is.analysis.ops import make_ops
 from rollout_is.analysis.populations import Bounds, Table
+from rollout_is.analysis.rejected import Rejected
 from rollout_is.analysis.rows import (
     FragmentSums,
     Population,
@@ -27,9 +28,9 @@ from rollout_is.analysis.rows import (
     sequence_row,
     token_row,
 )
-from rollout_is.analysis.select import Picker, fold32, valid_of
+from rollout_is.analysis.select import Picker, bits_of, fold32, valid_of
 from rollout_is.analysis.settings import Settings
-from rollout_is.analysis.split import Layout, lay_out
+from rollout_is.analysis.split import Layout, MaskRuns
 from rollout_is.analysis.sums import Sums, Workspace
 from rollout_is.analysis.units import BLOCK_POSITIONS
 from rollout_is.analysis.worst import WorstSequences, WorstTokens
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from rollout_is.dumps.shard import OpenShard
 
+SHORT = 32  # mean tokens a piece below which pieces are short
 PILOT = 4096  # tokens that the unit's shift is taken from
 
 
@@ -145,6 +147,8 @@ class _UnitRun:
         self.other_masks = sorted(
             r for r in shard.info.columns if r.startswith("mask.") and r != f"mask.{settings.mask}"
         )
+        self.eligible: dict[str, Ints] = {}  # further mask -> its tokens in each segment
+        self.left_out: dict[str, int] = {}  # further mask -> its tokens that the mask in use leaves out
         shift = self._pilot(int(offsets[unit.first]))
         self.sums = Sums(
             engine.bounds, shift, engine.mismatch, self.segments, dense=True, moments=bool(engine.consumers)
@@ -175,98 +179,125 @@ class _UnitRun:
 
     def run(self) -> Partial:
         unit = self.unit
+        mask = self._read_mask()
+        left_out = len(self.skipped) and self.skipped.any()
         for start in range(unit.start, unit.stop, BLOCK_POSITIONS):
-            self._block(start, min(start + BLOCK_POSITIONS, unit.stop))
+            stop = min(start + BLOCK_POSITIONS, unit.stop)
+            if left_out:
+                for a, b in self._stretches(start, stop):
+                    self._block(mask, a, b)
+            else:
+                self._block(mask, start, stop)
         return self._finish()
 
-    def _block(self, start: int, stop: int) -> None:
-        shard = self.shard
-        train, rollout = shard.read("train", start, stop), shard.read("rollout", start, stop)
-        valid, others = valid_of(shard.read("mask", start, stop), shard.info, start)
+    def _read_mask(self) -> MaskRuns:
+        """The unit's mask, and what it says of each segment and of the dump's other masks."""
+        unit, shard = self.unit, self.shard
+        stored = shard.read("mask", unit.start, unit.stop)
+        valid, others = valid_of(stored, shard.info, unit.start)
         for value, count in others.items():
             self.observed.mask_values[value] += count
         for role in self.other_masks:
-            if not self.observed.mask_differs.get(role):
-                other, _ = valid_of(shard.read(role, start, stop), shard.info, start, role)
-                self.observed.mask_differs[role] = not np.array_equal(other, valid)
-        # Pieces of the block in natural order: where its segments start, and which they are.
-        first = int(np.searchsorted(self.edges, start, side="right")) - 1
-        last = int(np.searchsorted(self.edges, stop, side="left"))
-        bounds = self.edges[first : last + 1] - start
-        bounds[0], bounds[-1] = 0, stop - start
-        starts, sequence, lengths = bounds[:-1], np.arange(first, last), bounds[1:] - bounds[:-1]
-        if not lengths.all():
-            some = lengths > 0
-            starts, sequence, lengths = starts[some], sequence[some], lengths[some]
-        if len(self.skipped) and self.skipped[sequence].any():
-            keep = np.repeat(~self.skipped[sequence], lengths)
-            if not keep.all():
-                self._skip(train, rollout, valid, keep, starts, sequence, lengths, start)
-                return
-        self._arranged(train, rollout, valid, starts, sequence, lengths, start)
+            other, _ = valid_of(shard.read(role, unit.start, unit.stop), shard.info, unit.start, role)
+            self.observed.mask_differs[role] = not np.array_equal(other, valid)
+            self.eligible[role] = np.diff(
+                MaskRuns(other).before(np.clip(self.edges, unit.start, unit.stop) - unit.start)
+            )
+            self.left_out[role] = int(np.count_nonzero(other & ~valid))
+        runs = MaskRuns(valid)
+        before = runs.before(np.clip(self.edges, unit.start, unit.stop) - unit.start)
+        self.valid += before[1:] - before[:-1]
+        if len(self.skipped):
+            self.valid[self.skipped] = 0
+        return runs
 
-    def _skip(
-        self, train: Tensor, rollout: Tensor, valid: Any, keep: Any, starts: Ints, sequence: Ints, lengths: Ints, start: int
-    ) -> None:  # fmt: skip
-        """The block without the segments that the second pass leaves out."""
-        import torch
+    def _stretches(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """The parts of a block that hold no segment left out by the second pass."""
+        out: list[tuple[int, int]] = []
+        first, last = self._inside(start, stop)
+        for number in range(first, last):
+            a, b = max(start, int(self.edges[number])), min(stop, int(self.edges[number + 1]))
+            if a == b or self.skipped[number]:
+                continue
+            if out and out[-1][1] == a:
+                out[-1] = (out[-1][0], b)
+            else:
+                out.append((a, b))
+        return out
 
-        if not keep.any():
-            return
-        index = torch.from_numpy(np.flatnonzero(keep))
-        stay = ~self.skipped[sequence]
-        inner = np.concatenate(([0], np.cumsum(lengths[stay])[:-1]))
-        self._arranged(train[index], rollout[index], valid[keep], inner, sequence[stay], lengths[stay], start)
+    def _inside(self, start: int, stop: int) -> tuple[int, int]:
+        """The unit's segments [first, last) that reach into [start, stop)."""
+        first = int(self.edges.searchsorted(start, side="right")) - 1
+        return first, int(self.edges.searchsorted(stop, side="left"))
 
-    def _arranged(
-        self, train: Tensor, rollout: Tensor, valid: Any, starts: Ints, sequence: Ints, lengths: Ints, start: int
-    ) -> None:  # fmt: skip
+    def _block(self, mask: MaskRuns, start: int, stop: int) -> None:
         """One block: valid tokens to the front, then everything on both halves at once."""
-        engine, work = self.engine, self.engine.work
+        engine, work, shard = self.engine, self.engine.work, self.shard
         ops = engine.ops
-        layout = lay_out(valid, starts, sequence, lengths)
-        self.valid[sequence] += layout.valid_counts
-        v, split, pieces = len(valid), layout.split, layout.valid_pieces
-        raw_train = engine.picker.arrange(train, layout, "train")
-        raw_rollout = engine.picker.arrange(rollout, layout, "rollout")
+        train, rollout = shard.read("train", start, stop), shard.read("rollout", start, stop)
+        first, last = self._inside(start, stop)
+        bounds = self.edges[first : last + 1] - self.unit.start
+        bounds[0], bounds[-1] = start - self.unit.start, stop - self.unit.start
+        layout = mask.lay_out(start - self.unit.start, stop - self.unit.start, bounds, first)
+        v, split, pieces = stop - start, layout.split, layout.valid_pieces
+        raw_train = engine.picker.arrange(bits_of(train), layout, "train")
+        raw_rollout = engine.picker.arrange(bits_of(rollout), layout, "rollout")
         if split:
             at = layout.starts[:pieces]
             bits = np.add.reduceat(fold32(raw_train[:split]), at, dtype=np.int32) * np.int32(-1640531527)
             bits += np.add.reduceat(fold32(raw_rollout[:split]), at, dtype=np.int32)
             self.checksum[layout.sequence[:pieces]] += bits
-        ops.load(raw_train, work.train[:v])
-        ops.load(raw_rollout, work.rollout[:v])
+        t, r, d = work.train[:v], work.rollout[:v], work.d[:v]
+        ops.load(raw_train, train.dtype, t)
+        ops.load(raw_rollout, rollout.dtype, r)
         if split < v:
-            hidden, own = ops.host(work.rollout[split:v]), layout.sequence[pieces:]
+            hidden, own = ops.host(r[split:]), layout.sequence[pieces:]
             self.observed.see_masked(hidden)
             self.fills.see(hidden, layout.starts[pieces:] - split, own, self.valid[own] == 0)
-        ops.subtract(work.train[:v], work.rollout[:v], work.d[:v])
-        starts, sequence = layout.starts, layout.sequence.copy()
-        sequence[pieces:] += self.segments
-        low, high = ops.segment_min(work.d[:v], starts), ops.segment_max(work.d[:v], starts)
+        ops.subtract(t, r, d)
+        starts, sequence = layout.starts, layout.sequence
+        if split < v:
+            sequence = sequence.copy()
+            sequence[pieces:] += self.segments
+        low, high = self._extremes(v, split, pieces, starts)
         kept: Ints | None = None
         if not (math.isfinite(float(low.min())) and math.isfinite(float(high.max()))):
             kept = self._drop_nonfinite(v, split, starts, sequence, layout, start)
-            v, split = len(kept), int(np.searchsorted(kept, split))
+            v, split = len(kept), int(kept.searchsorted(split))
             starts, sequence = self._pieces_left(kept, starts, sequence)
+            pieces = int(starts.searchsorted(split))
             if v:
-                low, high = ops.segment_min(work.d[:v], starts), ops.segment_max(work.d[:v], starts)
+                low, high = self._extremes(v, split, pieces, starts)
         if v:
             if split:
                 self.observed.see_valid(ops.host(work.train[:split]), ops.host(work.rollout[:split]))
-            self.sums.add(work, v, split, starts, sequence, low, high)
-        pieces = int(np.searchsorted(starts, split))
+            self.sums.add(work, v, split, starts, sequence, pieces, low, high)
         if self.tokens is not None or self.groups is not None or self.consumers:
-            index = layout.positions(len(valid))
+            index = layout.positions(stop - start)
             index = (index if kept is None else index[kept])[:split]
             own = sequence[:pieces]
             if self.consumers:
+                valid = mask.valid[start - self.unit.start : stop - self.unit.start]
                 self._consume(train, rollout, valid, start, split, starts[:pieces], own, index)
             if self.tokens is not None and split:
                 segments = own + self.unit.first
                 self.tokens.see(ops, work, split, starts[:pieces], segments, index, start, self.unit.id.shard)
             if self.groups is not None and v:
-                self.groups.see(v, split, starts, sequence, index, start)
+                self.groups.see(v, split, starts, sequence, pieces, index, start)
+
+    def _extremes(self, v: int, split: int, pieces: int, starts: Ints) -> tuple[Floats, Floats]:
+        """Extremes of d of each piece; of its half as a whole where pieces are short and nobody asks for theirs.
+
+        A reduction to extremes costs some 20 ns a piece, which sequences of a few tokens cannot carry.
+        """
+        ops, d = self.engine.ops, self.engine.work.d
+        if self.consumers or v >= SHORT * len(starts):
+            return ops.segment_min(d[:v], starts), ops.segment_max(d[:v], starts)
+        low, high = np.empty(len(starts)), np.empty(len(starts))
+        for own, a, b in ((slice(0, pieces), 0, split), (slice(pieces, None), split, v)):
+            if a < b:
+                low[own], high[own] = ops.minmax(d[a:b])
+        return low, high
 
     def _drop_nonfinite(
         self, v: int, split: int, starts: Ints, sequence: Ints, layout: Layout, start: int
@@ -293,7 +324,7 @@ class _UnitRun:
                 self.observed.nonfinite_masked += int(inside.sum())
         keep = np.flatnonzero(finite)
         for buffer, values in ((work.train, train), (work.rollout, rollout), (work.d, d)):
-            ops.load(_tensor(values[keep]), buffer[: len(keep)])
+            ops.take_in(values[keep], buffer[: len(keep)])
         return keep
 
     def _place_nonfinite(self, positions: Ints, sequence: Ints, train: Floats, rollout: Floats) -> None:
@@ -361,6 +392,8 @@ class _UnitRun:
             fill=(bool((self.valid > 0).any()), bool(self._padlike()[0])) if unit.fragment else None,
             worst_tokens=self.tokens,
         )
+        for role, eligible in self.eligible.items():
+            self.observed.rejected[role] = Rejected.of(unit, eligible, self.valid, self.left_out[role])
         self.observed.identical = int(valid_table.sums[sums.IDENTICAL].sum())
         if self.groups is not None:
             self.groups.finish(partial, lengths)
@@ -432,12 +465,6 @@ class _UnitRun:
 def _take_facts(facts: SequenceFacts, keep: Any) -> SequenceFacts:
     groups = None if facts.groups is None else facts.groups[keep]
     return SequenceFacts(facts.nonfinite[keep], facts.infinite_low[keep], facts.infinite_high[keep], groups)
-
-
-def _tensor(values: Floats) -> Tensor:
-    import torch
-
-    return torch.from_numpy(values)
 
 
 def _int64() -> Any:

@@ -101,9 +101,10 @@ class Groups:
                 counts += before[ends[1:]] - before[ends[:-1]]
         return np.where(counts > 0, power_of_two_bin(counts), NONE)
 
-    def see(self, v: int, split: int, starts: Ints, sequence: Ints, index: Ints, start: int) -> None:
+    def see(
+        self, v: int, split: int, starts: Ints, sequence: Ints, pieces: int, index: Ints, start: int
+    ) -> None:  # fmt: skip
         """A block standing in the engine's workspace: valid tokens first, ``index`` their positions in the block."""
-        pieces = int(np.searchsorted(starts, split))
         lengths = np.diff(starts, append=v)
         number = np.where(sequence >= self.run.segments, sequence - self.run.segments, sequence)
         tokens = np.repeat(sequence, lengths)
@@ -134,7 +135,6 @@ class Groups:
 
     def _split(self, by: str, first: int, stop: int, split: int, label: Ints, sequence: Ints) -> None:
         """Sum tokens [first, stop) of the workspace label by label."""
-        import torch
 
         engine = self.run.engine
         ops, work, own = engine.ops, engine.work, engine.work2
@@ -148,15 +148,17 @@ class Groups:
                 continue
             pick = order[a:b]  # ascending: valid tokens stay in front
             n = len(pick)
-            ops.load(torch.from_numpy(train[pick]), own.train[:n])
-            ops.load(torch.from_numpy(rollout[pick]), own.rollout[:n])
+            ops.take_in(train[pick], own.train[:n])
+            ops.take_in(rollout[pick], own.rollout[:n])
             ops.subtract(own.train[:n], own.rollout[:n], own.d[:n])
             inside = sequence[pick]
             starts = np.flatnonzero(np.concatenate(([True], inside[1:] != inside[:-1])))
             if (by, value) not in self.sums:
                 self.sums[by, value] = self._empty()
             low, high = ops.segment_min(own.d[:n], starts), ops.segment_max(own.d[:n], starts)
-            self.sums[by, value].add(own, n, int(np.searchsorted(pick, split)), starts, inside[starts], low, high)
+            inner = int(np.searchsorted(pick, split))
+            cut = int(starts.searchsorted(inner))
+            self.sums[by, value].add(own, n, inner, starts, inside[starts], cut, low, high)
 
     def _empty(self) -> Sums:
         return Sums(self.run.engine.bounds, self.shift, self.run.engine.mismatch, self.run.segments)

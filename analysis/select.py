@@ -24,23 +24,19 @@ class Picker:
         self._block = block
         self._buffers: dict[tuple[str, int], Any] = {}
 
-    def arrange(self, source: Tensor, layout: Layout, slot: str) -> Tensor:
-        """The block's elements in the layout's order, in the source's dtype; the source itself when nothing moves."""
-        if layout.index is None and layout.runs is None:
-            return source
-        import torch
-
-        size = source.element_size()
-        key = (slot, size)
+    def arrange(self, raw: Any, layout: Layout, slot: str) -> Any:
+        """The block's elements, as raw bits, in the layout's order; the source itself when nothing moves."""
+        if not layout.moves:
+            return raw
+        key = (slot, raw.itemsize)
         if key not in self._buffers:
-            self._buffers[key] = np.empty(self._block, dtype=_BITS[size])
-        out = self._buffers[key][: len(source)]
-        raw = bits_of(source)
+            self._buffers[key] = np.empty(self._block, dtype=_BITS[raw.itemsize])
+        out = self._buffers[key][: len(raw)]
         if layout.runs is not None:
             np.concatenate([raw[a:b] for a, b in layout.runs], out=out)
         elif layout.index is not None:
             np.take(raw, layout.index, out=out, mode="clip")
-        return torch.from_numpy(out).view(source.dtype)
+        return out
 
 
 def bits_of(source: Tensor) -> Any:
@@ -51,9 +47,8 @@ def bits_of(source: Tensor) -> Any:
     return source.view(views[source.element_size()]).numpy()
 
 
-def fold32(source: Tensor) -> Any:
+def fold32(raw: Any) -> Any:
     """int32 [n]: the raw bits of each element, 8-byte ones folded."""
-    raw = bits_of(source)
     if raw.dtype == np.int64:
         return (raw ^ (raw >> 32)).astype(np.int32)
     return raw if raw.dtype == np.int32 else raw.astype(np.int32)

@@ -1,4 +1,4 @@
-"""Lay out a block with its valid tokens first: which positions go where, and the pieces that come of it."""
+"""The mask of a unit as runs, and each block laid out with its valid tokens first: which positions go where, in which pieces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from rollout_is.analysis.batch import Ints
 
-FEW_RUNS = 256  # mask runs up to which copying runs beats picking by index
+FEW_RUNS = 512  # mask runs of a block up to which copying runs beats picking by index
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,7 @@ class Layout:
         index: int64 [n] positions in the new order, or None.
         starts: int64 [k] first index of each piece, in the new order.
         sequence: int64 [k] the sequence of each piece.
-        counts: int64 [k] its tokens.
         valid_pieces: how many of the pieces are of valid tokens.
-        valid_counts: int64 [segments of the block] valid tokens of each.
     """
 
     split: int
@@ -33,9 +31,11 @@ class Layout:
     index: Ints | None
     starts: Ints
     sequence: Ints
-    counts: Ints
     valid_pieces: int
-    valid_counts: Ints
+
+    @property
+    def moves(self) -> bool:
+        return self.runs is not None or self.index is not None
 
     def positions(self, n: int) -> Ints:
         """int64 [n] the block's position of each token in the new order."""
@@ -46,65 +46,68 @@ class Layout:
         return np.concatenate([np.arange(a, b) for a, b in self.runs])
 
 
-def lay_out(valid: Any, starts: Ints, sequence: Ints, lengths: Ints) -> Layout:
-    """The layout of one block.
+class MaskRuns:
+    """The runs of a mask, and how many valid positions come before any place.
 
     Args:
         valid: bool [n].
-        starts, sequence, lengths: its segments' pieces in natural order; no empty ones.
 
-    >>> layout = lay_out(np.array([0, 1, 1, 0], bool), np.array([0, 2]), np.array([5, 6]), np.array([2, 2]))
-    >>> layout.split, layout.positions(4).tolist(), layout.sequence.tolist(), layout.counts.tolist()
-    (2, [1, 2, 0, 3], [5, 6, 5, 6], [1, 1, 1, 1])
+    >>> runs = MaskRuns(np.array([0, 1, 1, 0, 1], bool))
+    >>> runs.before(np.array([0, 2, 5])).tolist()
+    [0, 1, 3]
     """
-    n = len(valid)
-    split = int(np.count_nonzero(valid))
-    if split == n:
-        return Layout(n, None, None, starts, sequence, lengths, len(starts), lengths)
-    if split == 0:
-        return Layout(0, None, None, starts, sequence, lengths, 0, np.zeros_like(lengths))
-    edges = _edges(valid.tobytes())
-    runs = index = None
-    if edges is None:
-        index = np.concatenate((np.flatnonzero(valid), np.flatnonzero(~valid)))
-        own = np.add.reduceat(valid, starts, dtype=np.int64)
-    else:
-        first = 0 if valid[0] else 1
+
+    def __init__(self, valid: Any) -> None:
+        self.valid = valid
+        n = len(valid)
+        changes = np.flatnonzero(valid[1:] != valid[:-1])
+        self.edges = np.empty(len(changes) + 2, dtype=np.int64)
+        self.edges[0], self.edges[-1] = 0, n
+        np.add(changes, 1, out=self.edges[1:-1])
+        self._first_valid = bool(n and valid[0])
+        self._on = np.empty(len(self.edges) - 1, dtype=np.int64)  # 1 for valid runs
+        self._on[0::2], self._on[1::2] = int(self._first_valid), int(not self._first_valid)
+        lengths = (self.edges[1:] - self.edges[:-1]) * self._on
+        self._before = np.zeros(len(self.edges), dtype=np.int64)
+        np.cumsum(lengths, out=self._before[1:])
+
+    def before(self, at: Ints) -> Ints:
+        """int64 [k]: valid positions before each place."""
+        run = np.minimum(self.edges.searchsorted(at, side="right") - 1, len(self._on) - 1)
+        out: Ints = self._before[run] + (at - self.edges[run]) * self._on[run]
+        return out
+
+    def lay_out(self, start: int, stop: int, bounds: Ints, first: int) -> Layout:
+        """The layout of positions [start, stop).
+
+        Args:
+            bounds: int64 [k+1] ends of the segments inside, clipped to [start, stop]; empty ones may be among them.
+            first: number of the first of them.
+        """
+        n = stop - start
+        lengths = bounds[1:] - bounds[:-1]
+        counted = self.before(bounds)
+        own = counted[1:] - counted[:-1]
+        split = int(counted[-1] - counted[0])
+        sequence = np.arange(first, first + len(lengths))
+        if split in (0, n):
+            some = lengths > 0
+            pieces = int(np.count_nonzero(some)) if split else 0
+            return Layout(split, None, None, bounds[:-1][some] - start, sequence[some], pieces)
+        counts = np.concatenate((own, lengths - own))
+        has = counts > 0
+        counts, sequence = counts[has], np.concatenate((sequence, sequence))[has]
+        inner = np.zeros(len(counts), dtype=np.int64)
+        np.cumsum(counts[:-1], out=inner[1:])
+        runs, index = self._order(start, stop)
+        return Layout(split, runs, index, inner, sequence, int(np.count_nonzero(own)))
+
+    def _order(self, start: int, stop: int) -> tuple[list[tuple[int, int]] | None, Ints | None]:
+        a, b = int(self.edges.searchsorted(start, side="right")), int(self.edges.searchsorted(stop, side="left"))
+        if b - a >= FEW_RUNS:
+            valid = self.valid[start:stop]
+            return None, np.concatenate((np.flatnonzero(valid), np.flatnonzero(~valid)))
+        edges = [0, *(self.edges[a:b] - start).tolist(), stop - start]
         pairs = list(pairwise(edges))
-        runs = pairs[first::2] + pairs[1 - first :: 2]
-        own = _counts(np.array(edges), first, np.append(starts, n))
-    counts = np.concatenate((own, lengths - own))
-    numbers = np.concatenate((sequence, sequence))
-    has = counts > 0
-    if not has.all():
-        counts, numbers = counts[has], numbers[has]
-    inner = np.zeros(len(counts), dtype=np.int64)
-    np.cumsum(counts[:-1], out=inner[1:])
-    return Layout(split, runs, index, inner, numbers, counts, int(np.count_nonzero(own)), own)
-
-
-def _edges(mask: bytes) -> list[int] | None:
-    """Where runs of the mask begin, 0 and the length included; None when there are more than FEW_RUNS.
-
-    bytes.find is memchr: with few runs it passes over a block ten times faster than comparing neighbours.
-    """
-    edges, at, wanted = [0], 0, b"\0" if mask[0] else b"\1"
-    while (at := mask.find(wanted, at)) >= 0:
-        edges.append(at)
-        if len(edges) > FEW_RUNS:
-            return None
-        wanted = b"\0" if wanted == b"\1" else b"\1"
-    edges.append(len(mask))
-    return edges
-
-
-def _counts(edges: Ints, first: int, bounds: Ints) -> Ints:
-    """int64 [k]: valid positions between neighbouring bounds; run ``first`` and every second one after it are valid."""
-    lengths = np.diff(edges)
-    lengths[1 - first :: 2] = 0
-    before = np.concatenate(([0], np.cumsum(lengths)))
-    run = np.searchsorted(edges, bounds, side="right") - 1
-    run[run == len(lengths)] -= 1
-    inside = np.where(lengths[run] > 0, bounds - edges[run], 0)
-    out: Ints = np.diff(before[run] + inside)
-    return out
+        at = 0 if self.valid[start] else 1
+        return pairs[at::2] + pairs[1 - at :: 2], None

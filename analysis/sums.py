@@ -78,6 +78,7 @@ class Sums:
         self, bounds: Bounds, shift: float, mismatch: bool, size: int, *, dense: bool = False, moments: bool = False
     ) -> None:
         self.bounds = bounds
+        self._nearest = bounds.nearest
         self.shift = shift
         self.e_shift = math.expm1(shift)
         self.mismatch = mismatch
@@ -89,7 +90,9 @@ class Sums:
         self.scaled_k3 = Scaled()
         self.halves = (Whole(), Whole())  # masked-out, valid
 
-    def add(self, work: Workspace, v: int, split: int, starts: Ints, sequence: Ints, low: Floats, high: Floats) -> None:
+    def add(
+        self, work: Workspace, v: int, split: int, starts: Ints, sequence: Ints, cut: int, low: Floats, high: Floats
+    ) -> None:
         """Take in v finite tokens that stand in the workspace (train, rollout, d), cut into pieces at ``starts``.
 
         Leaves expm1(d) in ``work.e``.
@@ -97,6 +100,7 @@ class Sums:
         Args:
             split: tokens before it are valid, those from it on masked out.
             sequence: int64 [k] the sequence of each piece, plus ``size`` for masked-out pieces.
+            cut: how many of the pieces are of valid tokens.
             low, high: float64 [k] extremes of d of each piece.
         """
         ops = work.ops
@@ -112,9 +116,9 @@ class Sums:
 
         ops.absolute(d, magnitude)
         piece[ABS] = ops.segment_sum(magnitude, starts)
-        tail = ops.above(magnitude, self.bounds.nearest) if biggest > self.bounds.nearest else None
+        tail = ops.above(magnitude, self._nearest) if biggest > self._nearest else None
         if tail is not None and len(tail):
-            self._count_tail(piece, ops.fetch(d, tail), np.searchsorted(starts, tail, side="right") - 1)
+            self._count_tail(piece, ops.fetch(d, tail), starts.searchsorted(tail, side="right") - 1)
         hot = ops.above(magnitude, HOT) if biggest > HOT else None
         hot_d = ops.fetch(d, hot) if hot is not None else np.zeros(0)
         if self._bin(ops, d, split, hot, hot_d) and ops.count_zero(d):
@@ -128,7 +132,7 @@ class Sums:
             else:
                 ops.multiply(d, d, scratch)
             piece[D2] = ops.segment_sum(scratch, starts)
-        exact = self._weights(ops, d, e, w, piece, split, starts, _largest(low, high, starts, split))
+        exact = self._weights(ops, d, e, w, piece, split, cut, low, high)
 
         weights = e
         if hot is not None:
@@ -146,7 +150,7 @@ class Sums:
         one = 1.0 + self.e_shift
         piece[W] = counts * one + piece[E]
         piece[W2] = counts * one * one + 2.0 * one * piece[E] + piece[E2]
-        self._resum_cold(ops, piece, d, starts, sequence, high)
+        self._resum_cold(ops, piece, d, sequence)
 
         if self.mismatch:
             # k3 = sum of e - d: the two sums carry 1e-16 of the larger, and e is exact where d is small.
@@ -163,30 +167,31 @@ class Sums:
             if hot is not None:
                 ops.put(magnitude, hot, 0.0)  # kept as logarithms
             piece[MULT] = ops.segment_sum(magnitude, starts)
-            self._probabilities(work, v, split, piece, starts, hot, low)
-        cut = int(np.searchsorted(starts, split))
+            self._probabilities(work, v, split, piece, starts, cut, hot, low)
         if cut:
-            self._tables[1].add(piece[:, :cut], low[:cut], high[:cut], sequence[:cut])
+            self._tables[1].add(split, piece[:, :cut], low[:cut], high[:cut], sequence[:cut])
         if cut < len(starts):
-            self._tables[0].add(piece[:, cut:], low[cut:], high[cut:], sequence[cut:] - self.size)
+            self._tables[0].add(v - split, piece[:, cut:], low[cut:], high[cut:], sequence[cut:] - self.size)
 
     def _weights(
-        self, ops: Ops, d: Any, e: Any, w: Any, piece: Floats, split: int, starts: Ints, largest: float
+        self, ops: Ops, d: Any, e: Any, w: Any, piece: Floats, split: int, cut: int, low: Floats, high: Floats
     ) -> bool:
         """e = exp(d) - 1; True where it needs expm1, and ``w`` is then left alone.
 
         exp(d) - 1 is off by 1e-16 a token. Beside a root mean square d above 1e-3 that is lost in every sum that e enters;
         below it k3 would not keep 1e-9.
         """
+        # Judged by the valid tokens alone where there are any: what stands under the mask must not change a bit.
+        cut, n = cut or len(low), split or len(d)
         if self.mismatch:
-            # Judged by the valid tokens alone where there are any: what stands under the mask must not change a bit.
-            cut, n = int(np.searchsorted(starts, split)) or len(starts), split or len(d)
-            own = piece[:, :cut]
-            squares = own[D2] + self.shift * (2.0 * (own[D] - own[N] * self.shift) + own[N] * self.shift)
+            square = float(piece[D2, :cut].sum())
+            if self.shift:
+                total = float(piece[D, :cut].sum())
+                square += self.shift * (2.0 * (total - n * self.shift) + n * self.shift)
             # Exact zeros (padding) are exact either way.
-            exact = 0.0 < float(squares.sum()) < PLAIN_MEAN_SQUARE * n
+            exact = 0.0 < square < PLAIN_MEAN_SQUARE * n
         else:
-            exact = largest < PLAIN_LARGEST
+            exact = max(float(high[:cut].max()), -float(low[:cut].min())) < PLAIN_LARGEST
         if exact:
             ops.expm1(d, e)
         else:
@@ -241,7 +246,7 @@ class Sums:
             self.scaled_k3.add(sequence[up], d[up], one[up], one[up])
             self.scaled_abs.add(sequence, np.abs(d), one, one)
 
-    def _resum_cold(self, ops: Ops, piece: Floats, d: Any, starts: Ints, sequence: Ints, high: Floats) -> None:
+    def _resum_cold(self, ops: Ops, piece: Floats, d: Any, sequence: Ints) -> None:
         counts = piece[N]
         cold = piece[W] < COLD * counts
         if not cold.any():
@@ -250,7 +255,8 @@ class Sums:
         lengths = counts[cold].astype(np.int64)
         own = host[np.repeat(cold, counts.astype(np.int64))]
         inner = np.concatenate(([0], np.cumsum(lengths)[:-1]))
-        scale = np.where(high[cold] < -HOT, high[cold], 0.0)
+        high = np.maximum.reduceat(own, inner)
+        scale = np.where(high < -HOT, high, 0.0)
         # Hot tokens of a cold piece are kept elsewhere already.
         shifted = np.where(own > HOT, -np.inf, own - np.repeat(scale, lengths))
         weight = np.exp(shifted)
@@ -262,8 +268,8 @@ class Sums:
         self.scaled.add(sequence[cold][deep], scale[deep], first[deep], second[deep])
 
     def _probabilities(
-        self, work: Workspace, v: int, split: int, piece: Floats, starts: Ints, hot: Ints | None, low: Floats
-    ) -> None:
+        self, work: Workspace, v: int, split: int, piece: Floats, starts: Ints, cut: int, hot: Ints | None, low: Floats
+    ) -> None:  # fmt: skip
         ops = work.ops
         train, rollout, e = work.train[:v], work.rollout[:v], work.e[:v]
         q, difference = work.scratch[:v], work.magnitude[:v]
@@ -272,7 +278,6 @@ class Sums:
         ops.multiply(q, e, difference)
         if hot is not None:
             ops.put(difference, hot, np.exp(ops.fetch(train, hot)) - np.exp(ops.fetch(rollout, hot)))
-        cut = int(np.searchsorted(starts, split))
         for half, a, b, own in ((1, 0, split, low[:cut]), (0, split, v, low[cut:])):
             if a < b:
                 p = None
@@ -312,9 +317,9 @@ class _Columns:
         self._table: Table | None = None
         self.tokens = 0
 
-    def add(self, piece: Floats, low: Floats, high: Floats, sequence: Ints) -> None:
+    def add(self, tokens: int, piece: Floats, low: Floats, high: Floats, sequence: Ints) -> None:
         """Pieces of one block, sequences ascending."""
-        self.tokens += int(piece[N].sum())
+        self.tokens += tokens
         if not self._dense:
             self._pieces.append((piece, low, high, sequence))
             return
@@ -334,12 +339,6 @@ class _Columns:
             return Table.empty()
         pieces, low, high, sequence = (np.concatenate([p[i] for p in self._pieces], axis=-1) for i in range(4))
         return _fold(sequence, pieces, low, high)
-
-
-def _largest(low: Floats, high: Floats, starts: Ints, split: int) -> float:
-    """Largest |d| of the valid pieces; of all where there are none."""
-    cut = int(np.searchsorted(starts, split)) or len(starts)
-    return max(float(high[:cut].max()), -float(low[:cut].min()))
 
 
 def _fold(sequence: Ints, pieces: Floats, low: Floats, high: Floats) -> Table:
