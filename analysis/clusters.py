@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints
+from rollout_is.analysis.ops import dot
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ def row_of(sums: Sequence[Floats], n: Floats) -> ClusterRow:
             centre[q] = own.sum() / total if total else 0.0
             np.multiply(n, -centre[q], out=residual)
             residual += own
-            squares[q] = np.einsum("i,i->", residual, residual)
-            cross[q] = np.einsum("i,i->", residual, n)
-    return ClusterRow(len(n), centre, squares, cross, float(np.einsum("i,i->", n, n)))
+            squares[q] = dot(residual, residual)
+            cross[q] = dot(residual, n)
+    return ClusterRow(len(n), centre, squares, cross, dot(n, n))
 
 
 def fold_groups(ids: Ints, sums: Sequence[Floats], n: Floats) -> GroupTable:

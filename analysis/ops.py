@@ -60,10 +60,22 @@ def _numpy_exp_is_vectorised() -> bool:
     return False
 
 
-def _row_dots(a: Any, b: Any) -> Any:
+def dot(a: Floats, b: Floats) -> float:
+    """Sum of products of two float64 vectors, the same bits for any number of BLAS threads.
+
+    A BLAS spreads long vectors over as many threads as the process may use, and the last bits follow. Short rows stay on one.
+
+    >>> dot(np.ones(20000), np.full(20000, 2.0))
+    40000.0
+    """
+    whole = len(a) // DOT * DOT
+    rest = float(np.dot(a[whole:], b[whole:]))
+    if not whole:
+        return rest
+    x, y = a[:whole].reshape(-1, DOT), b[:whole].reshape(-1, DOT)
     if hasattr(np, "vecdot"):  # numpy 2
-        return np.vecdot(a, b)
-    return np.array([np.dot(x, y) for x, y in zip(a, b, strict=True)])
+        return float(np.vecdot(x, y).sum()) + rest
+    return sum(float(np.dot(p, q)) for p, q in zip(x, y, strict=True)) + rest
 
 
 class CpuOps:
@@ -136,12 +148,7 @@ class CpuOps:
         return float(np.add.reduce(x))
 
     def dot(self, a: Any, b: Any) -> float:
-        # A BLAS spreads long vectors over as many threads as the process may use, and the last bits follow. Short rows stay on one.
-        whole = len(a) // DOT * DOT
-        rest = float(np.dot(a[whole:], b[whole:]))
-        if not whole:
-            return rest
-        return float(_row_dots(a[:whole].reshape(-1, DOT), b[:whole].reshape(-1, DOT)).sum()) + rest
+        return dot(a, b)
 
     def minmax(self, x: Any) -> tuple[float, float]:
         return float(x.min()), float(x.max())

@@ -217,10 +217,11 @@ class Table:
         return Table(np.arange(size), sums, low, high)
 
     def plus(self, other: Table) -> Table:
-        """Both populations, both spread over the same sequences."""
-        return Table(
-            self.sequence, self.sums + other.sums, np.minimum(self.low, other.low), np.maximum(self.high, other.high)
-        )
+        """Both populations, both spread over the same sequences. The memory of ``other`` is used for the result."""
+        np.add(self.sums, other.sums, out=other.sums)
+        np.minimum(self.low, other.low, out=other.low)
+        np.maximum(self.high, other.high, out=other.high)
+        return other
 
     def take(self, keep: Any) -> Table:
         return Table(self.sequence[keep], self.sums[:, keep], self.low[keep], self.high[keep])

@@ -12,6 +12,8 @@ from rollout_is.analysis.batch import Ints
 
 FEW_RUNS = 512  # mask runs of a block up to which copying runs beats picking by index
 
+DENSE = 64  # mean length of a run below which runs are short
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -70,9 +72,16 @@ class MaskRuns:
         lengths = (self.edges[1:] - self.edges[:-1]) * self._on
         self._before = np.zeros(len(self.edges), dtype=np.int64)
         np.cumsum(lengths, out=self._before[1:])
+        self._prefix: Any = None
+        if len(changes) > n // DENSE:  # many short runs: a running count is faster than looking runs up
+            self._prefix = np.zeros(n + 1, dtype=np.int32)
+            np.cumsum(valid, out=self._prefix[1:], dtype=np.int32)
 
     def before(self, at: Ints) -> Ints:
         """int64 [k]: valid positions before each place."""
+        if self._prefix is not None:
+            counted: Ints = self._prefix[at].astype(np.int64)
+            return counted
         run = np.minimum(self.edges.searchsorted(at, side="right") - 1, len(self._on) - 1)
         out: Ints = self._before[run] + (at - self.edges[run]) * self._on[run]
         return out

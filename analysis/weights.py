@@ -14,6 +14,7 @@ import numpy as np
 
 from rollout_is.analysis.batch import Floats
 from rollout_is.analysis.histogram import Histogram, merge
+from rollout_is.analysis.ops import dot
 
 PLAIN_TOP, PLAIN_BOTTOM = 300.0, -3.0  # largest L between these: no scaling, and expm1 keeps what is near 1 exact
 
@@ -72,14 +73,14 @@ def row_of(log_weights: Floats, log_lower: float, log_upper: float, *, binned: b
     else:
         u = np.exp(log_weights)
         # u - 1 is off by 1e-16, which beside a spread above 1e-3 is lost; near 1 it takes expm1.
-        e = u - 1.0 if np.einsum("i,i->", log_weights, log_weights) > 1e-6 * n else np.expm1(log_weights)
+        e = u - 1.0 if dot(log_weights, log_weights) > 1e-6 * n else np.expm1(log_weights)
         mean = float(e.sum()) / n
         centred = e - mean
     # Second-order correction of the two-pass variance: the rounding of the mean does not enter.
-    m2 = float(np.einsum("i,i->", centred, centred)) - float(centred.sum()) ** 2 / n
+    m2 = dot(centred, centred) - float(centred.sum()) ** 2 / n
     return WeightRow(
         n=n,
-        parts=((scale, float(u.sum()), float(np.einsum("i,i->", u, u))),),
+        parts=((scale, float(u.sum()), dot(u, u)),),
         moments=(Moments(scale, n, mean, max(m2, 0.0)),),
         low=float(log_weights.min()),
         high=high,
