@@ -42,6 +42,10 @@ def _all_same(s: Copies) -> bool:
     return int(s.tokens[0]) >= MIN_TOKENS and int(s.tokens[1]) == int(s.tokens[0])
 
 
+def _all_zero(s: Copies) -> bool:
+    return int(s.tokens[0]) >= MIN_TOKENS and int(s.tokens[2]) == int(s.tokens[0])
+
+
 def judge(scene: Scene) -> list[Draft]:
     """``copies.zero``, ``copies.identical``, ``copies.some_ranks``, ``copies.some_sequences``."""
     s = scene.pooled(Copies)
@@ -62,6 +66,24 @@ def judge(scene: Scene) -> list[Draft]:
                 ("columns allocated and never filled",),
             )
         ]
+    blank = tuple(r for r in scene.ranks if _all_zero(scene.pooled(Copies, ranks=[r])))
+    blank_steps = () if blank else tuple(x for x in scene.steps if _all_zero(scene.pooled(Copies, steps=[x])))
+    for scope in (Scope(blank), Scope((), blank_steps)):
+        if scope != Scope():
+            part = scene.pooled(Copies, ranks=scope.ranks, steps=scope.steps)
+            return [
+                _draft(
+                    "copies.zero",
+                    "error",
+                    f"all log-probs zero on both sides{scope.words(scene)} ({plural(int(part.tokens[2]), 'valid token')}): nothing was "
+                    "recorded there; a mismatch of 0 is not health",
+                    part,
+                    int(part.tokens[2]),
+                    scope,
+                    "safetensors#762, #764: a file rewritten under an open map reads as zeros",
+                    ("columns allocated and never filled",),
+                )
+            ]
     if same == all_tokens:
         return [
             _draft(

@@ -13,6 +13,7 @@ from rollout_is.analysis.doctor.state import MAGNITUDES, State, counts, largest,
 from rollout_is.analysis.doctor.verdict import Draft, Scene, percent, plural, sig
 from rollout_is.analysis.doctor.window import Window
 
+MOSTLY = 0.5  # share of tokens above 0 from which the column is another quantity, not one badly rounded
 TOLERANCE = 1e-6  # above 0 by less is rounding of log-softmax
 BITS = {"BF16": 8, "F16": 11}  # significand, hidden bit included
 SETTINGS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "logprobs_mode")
@@ -78,8 +79,9 @@ def judge_positive(scene: Scene) -> list[Draft]:
         drafts.append(
             Draft(
                 "numerics.positive",
-                "warning",
-                f"{plural(n, 'valid token')} ({percent(share)}) with a positive {name} log-prob, up to {sig(top)}; kept as they are",
+                "error" if share > MOSTLY else "warning",
+                f"{plural(n, 'valid token')} ({percent(share)}) with a positive {name} log-prob, up to {sig(top)}; kept as they are"
+                + (": probabilities or negative log-likelihoods, not log-probs?" if share > MOSTLY else ""),
                 top / TOLERANCE,
                 "largest value over the tolerance",
                 tokens=n,

@@ -80,7 +80,7 @@ def judge(scene: Scene) -> list[Draft]:
                 alternatives=(other,),
                 figures=figures,  # noqa: B023
                 source="slime#1695, #2224 (rollout matched the reference), eval-protocol#457, NeMo#2141 (three-way comparison)",
-                next=f"rollout-is compare DUMP --train {short}; rollout-is explain {id}",  # noqa: B023
+                next=f"rollout-is compare DUMP --logprobs train,{short}; rollout-is explain {id}",  # noqa: B023
             )
 
         if eq_t == n and tr > 0:

@@ -23,8 +23,14 @@ _SHOWN = (
     ("seq_min", "per_sequence", "rollout_is_seq_min", 4),
     ("seq_max", "per_sequence", "rollout_is_seq_max", 6),
 )
+# Shown only where a veto bound is given: one token vetoes a sequence, so the share of sequences grows with their length
+_VETO = (
+    ("veto_tok", "veto", "rollout_is_catastrophic_token_fraction", 0),
+    ("veto_seq", "veto", "rollout_is_veto_fraction", 0),
+)
 ORDERED = ("step", "position", "length", "probability", "version")
 MOST_ORDERED, MOST_RANKED, MOST_MARKS = 40, 20, 60
+MOST_BAD = 10
 STANDS_OUT = 3.0  # times the median of the others
 
 
@@ -50,7 +56,8 @@ def _table(by: str, groups: Mapping[str, Group], notes: Footnotes, unicode: bool
     columns += [Column("sequences", drop=10)] if whole else []
     shown: list[tuple[str, str]] = []
     missing: dict[str, list[str]] = {}
-    for header, section, name, drop in _SHOWN:
+    veto_on = any(_value(group, *_VETO[0][1:3]) is not None for group in groups.values())
+    for header, section, name, drop in (*_SHOWN[:1], *(_VETO if veto_on else ()), *_SHOWN[1:]):
         reason = _why_none(groups, section, name)
         if reason is None:
             columns.append(Column(header, drop=drop))
@@ -67,6 +74,7 @@ def _table(by: str, groups: Mapping[str, Group], notes: Footnotes, unicode: bool
     remarks = [f"{', '.join(headers)}: {reason}" for reason, headers in missing.items()]
     if len(keys) > most:
         remarks.append(f"{count(len(keys) - most)} more not shown (--format csv or json has all)")
+    remarks += _nonfinite(by, groups, [key for key in groups if key in keys])
     series = [numbers[key] for key in keys]
     remarks += _trend(by, measure[0], series, unicode) if ordered else _outlier(by, measure[0], keys, series)
     title = f"by {by}, masked" + ("" if ordered else f", worst {measure[0]} first")
@@ -109,6 +117,19 @@ def _outlier(by: str, name: str, keys: Sequence[str], series: Sequence[float | N
     others = median(known[1:])
     times = f"{figure(known[0] / others)} times" if others > 0 else "infinitely many times"
     return [f"{by} {keys[0]} has {times} the median {name} of the others"]
+
+
+def _nonfinite(by: str, groups: Mapping[str, Group], keys: Sequence[str]) -> list[str]:
+    """Groups whose figures leave out valid tokens because they are not finite: marked, or they would look like the others."""
+    bad = []
+    for key in keys:
+        mean = _statistic(groups[key], "token", "rollout_is_mean")
+        if mean is not None and mean.n < groups[key].valid_tokens:
+            bad.append(f"{key} ({count(groups[key].valid_tokens - mean.n)} of {count(groups[key].valid_tokens)})")
+    if not bad:
+        return []
+    more = f" and {count(len(bad) - MOST_BAD)} more" if len(bad) > MOST_BAD else ""
+    return [f"invalid, with valid tokens that are NaN or infinite and left out: {by} {', '.join(bad[:MOST_BAD])}{more}"]
 
 
 def _statistic(group: Group, section: str, name: str) -> Statistic | None:

@@ -112,7 +112,11 @@ def _one_section(
         if with_errors:
             line.append(Cell("" if errors[name] is None else figure(errors[name]), errors[name], "dim"))
         body.append(tuple(line))
-    return Table(title, tuple(columns), tuple(body), tuple(_directions(section, rows)))
+    remarks = _directions(section, rows)
+    kl = summary.views.get("masked", {}).get(section, {}).get("mismatch_kl")
+    if kl is not None and kl.value is not None and kl.value < 0 and "mismatch_kl" in rows:
+        remarks.append("kl below 0: a sample estimate may be negative; k3_kl, of the same divergence, cannot")
+    return Table(title, tuple(columns), tuple(body), tuple(remarks))
 
 
 def _value(summary: Summary, view: str, entry: Entry | None, views: Sequence[str], notes: Footnotes) -> Cell:

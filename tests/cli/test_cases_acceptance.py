@@ -68,3 +68,87 @@ def test_c76_sweep_survives_weights_beyond_float64(tmp_path: Path, d: float) -> 
     code, out, err = run("sweep", str(dump))
     assert code == 0, err
     assert "nan" not in out.lower()
+
+
+def flat(*argv: str) -> str:
+    """stdout with its line breaks taken out."""
+    return " ".join(run(*argv)[1].split())
+
+
+def real(seed: int, n: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """Train and rollout log-probs of healthy engines."""
+    rng = np.random.default_rng(seed)
+    r = -0.05 - rng.gamma(0.6, 0.9, n)
+    return r + rng.normal(0, 0.01, n), r
+
+
+@pytest.mark.parametrize("ranks", [4, 1])
+def test_c70_zeros_on_one_rank_or_at_one_step(tmp_path: Path, ranks: int) -> None:
+    shards = []
+    for i in range(4):
+        t, r = real(i) if i != 2 else (np.zeros(400), np.zeros(400))
+        shards.append(shard(t, r, np.ones(400, bool), list(range(0, 401, 50))))
+    dump = write_dump(tmp_path, shards, ranks=ranks)
+    text = flat("doctor", str(dump))
+    assert "all log-probs zero on both sides " + ("on rank 2" if ranks == 4 else "at step 3") in text
+    assert "1. error: all log-probs zero" in flat("analyze", str(dump))
+
+
+@pytest.mark.parametrize("kind", ["probability", "nll"])
+def test_c74_a_column_of_another_quantity_is_an_error(tmp_path: Path, kind: str) -> None:
+    t, r = real(74)
+    t, r = (np.exp(t), np.exp(r)) if kind == "probability" else (-t, -r)
+    dump = write_dump(tmp_path, [shard(t, r, np.ones(400, bool), list(range(0, 401, 50)))])
+    assert "1. error: 400 valid tokens (100 %) with a positive" in flat("doctor", str(dump))
+
+
+def test_c74_a_few_badly_rounded_values_are_a_warning(tmp_path: Path) -> None:
+    t, r = real(75)
+    r[[3, 77, 200, 391]] = 0.06
+    dump = write_dump(tmp_path, [shard(t, r, np.ones(400, bool), list(range(0, 401, 50)))])
+    assert "warning: 4 valid tokens (1 %) with a positive rollout log-prob, up to 0.06" in flat("doctor", str(dump))
+
+
+def test_c47_the_next_command_of_the_odd_one_out_can_be_run(tmp_path: Path) -> None:
+    t, r = real(47)
+    again = t + np.random.default_rng(1).normal(0, 0.01, 400)
+    one = shard(t, t + np.random.default_rng(2).normal(0, 0.3, 400), np.ones(400, bool), list(range(0, 401, 50)), **{"logprobs.train_again": again})
+    dump = write_dump(tmp_path, [one])
+    assert "compare " + str(dump) + " --logprobs train,train_again" in flat("doctor", str(dump))
+    code, out, err = run("compare", str(dump), "--logprobs", "train,train_again")
+    assert code == 0 and "rollout is the odd one out" in out, err
+
+
+def test_c40_veto_by_length(tmp_path: Path) -> None:
+    """One token in a thousand vetoes; ten sequences of 10 tokens and ten of 1000, each long one holding one bad token."""
+    d = np.zeros(10 * 10 + 10 * 1000)
+    d[100 + np.arange(10) * 1000] = -12.0
+    d[0] = -12.0
+    cu = [*range(0, 100, 10), *range(100, 10101, 1000)]
+    r = -1.0 - np.arange(len(d)) % 3
+    dump = write_dump(tmp_path, [shard(r + d, r, np.ones(len(d), bool), cu)])
+    out = run("analyze", str(dump), "--veto-lower", "1e-4", "--by", "length")[1]
+    rows = {line.split()[0]: line.split() for line in out[out.index("by length, masked") :].splitlines() if line}
+    header = rows["length"]
+    at = header.index("veto_seq") - len(header)  # "valid tokens" and "abs diff" are two words each
+    assert (rows["8..15"][at], rows["512..1023"][at]) == ("0.100", "1.00")
+    assert (rows["8..15"][at - 1], rows["512..1023"][at - 1]) == ("0.0100", "0.00100")
+    assert "veto_seq" not in run("analyze", str(dump), "--by", "length")[1]
+
+
+def test_c68_a_step_with_nan_is_marked_in_the_series(tmp_path: Path) -> None:
+    shards = []
+    for i in range(5):
+        t, r = real(i)
+        if i == 3:
+            t[40:110] = np.nan
+        shards.append(shard(t, r, np.ones(400, bool), list(range(0, 401, 50))))
+    dump = write_dump(tmp_path, shards)
+    assert "NaN or infinite and left out: step 4 (70 of 400)" in flat("analyze", str(dump), "--by", "step")
+    assert "and left out" not in flat("analyze", str(dump), "--by", "step", "--steps", "1:3").partition("by step")[2]
+
+
+def test_c86_a_negative_kl_says_that_it_may(tmp_path: Path) -> None:
+    for name, ds, said in (("below", [0.2, 0.1, -0.05], True), ("above", [-0.2, -0.1, 0.05], False)):
+        dump = write_dump(tmp_path / name, [sequences(ds)])
+        assert ("a sample estimate may be negative" in flat("analyze", str(dump))) is said
