@@ -44,8 +44,8 @@ class Settings:
     def __post_init__(self) -> None:
         lower, upper = self.bounds
         for name, bound in (
+            ("upper", upper),  # first: a lower bound that is not given follows from it
             ("lower", lower),
-            ("upper", upper),
             ("veto-lower", self.veto_lower),
             ("veto-upper", self.veto_upper),
         ):

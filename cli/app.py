@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from typing import IO
 
-from rollout_is.cli.output import drop_stdout, secondary_rank
+from rollout_is.cli.output import closed_stdout, drop_stdout, secondary_rank, write_result
 from rollout_is.dumps.errors import RolloutIsError, UsageError
 
 # name -> (module, one line of help); the order is that of the help page
@@ -58,6 +58,10 @@ def main(argv: Sequence[str] | None = None, stdout: IO[str] | None = None, stder
         if stderr is not None:
             stack.enter_context(contextlib.redirect_stderr(stderr))
         try:
+            if (
+                sys.stdout is None
+            ):  # started with it closed (``>&-``): the first file that is opened would take its place
+                raise closed_stdout()
             code = _dispatch(list(sys.argv[1:] if argv is None else argv))
             sys.stdout.flush()
             return code
@@ -86,12 +90,12 @@ def entry() -> None:
 
 def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
-        sys.stdout.write(_help())
+        write_result(_help())
         return 0 if args else 2
     if args[0] in ("-V", "--version"):
         from rollout_is import __version__
 
-        sys.stdout.write(f"rollout-is {__version__}\n")
+        write_result(f"rollout-is {__version__}\n")
         return 0
     name = args[0]
     if name not in COMMANDS:

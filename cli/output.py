@@ -23,7 +23,7 @@ def check_output(path: Path | None, force: bool) -> None:
     Raises:
         UsageError: the file exists and ``--force`` is not given, it is a folder, or its folder is missing or read-only.
     """
-    if path is None:
+    if path is None or str(path) == "-" or _is_device(path):
         return
     where = f"-o {path}"
     if path.is_dir():
@@ -57,7 +57,7 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
 
     Args:
         text: the whole result, newline at its end.
-        output: file of ``-o``; None is stdout.
+        output: file of ``-o``; None and ``-`` are stdout.
         force: an existing file may be replaced.
 
     Raises:
@@ -65,10 +65,13 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
     """
     if secondary_rank():
         return
-    if output is None:
+    if output is None or str(output) == "-":
         _to_stdout(text)
         return
     check_output(output, force)
+    if _is_device(output):  # /dev/null, a named pipe: written to, never replaced by a file
+        _to_device(text, output)
+        return
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{output.name}.", suffix=".tmp", dir=output.parent)
@@ -110,6 +113,35 @@ def _to_stdout(text: str) -> None:
             "write to another place with -o FILE",
             code="output-unwritable",
         ) from None
+
+
+def _is_device(path: Path) -> bool:
+    return path.is_char_device() or path.is_fifo()
+
+
+def _to_device(text: str, output: Path) -> None:
+    try:
+        with output.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(
+            f"-o {output}",
+            f"expected to write {len(text)} characters, found {error.strerror or error}",
+            "the device or pipe does not take them",
+            "choose a file",
+            code="output-unwritable",
+        ) from error
+
+
+def closed_stdout() -> UsageError:
+    """What is said when there is no stdout to write to."""
+    return UsageError(
+        "stdout",
+        "expected a stream that can be written, found it closed",
+        "the command was started with >&-, or by a service without one",
+        "redirect it, such as > report.txt or > /dev/null",
+        code="output-unwritable",
+    )
 
 
 def drop_stdout() -> None:

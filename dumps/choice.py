@@ -45,7 +45,11 @@ def _pass_role(info: ShardInfo, choice: str, side: str) -> str:
     if not info.columns:  # a shard without any tensor has every column, with nothing in it
         return side
     return _known(
-        info, f"logprobs.{choice.removeprefix('logprobs.')}", f"--{side} {choice}", "train, rollout", "logprobs."
+        info,
+        f"logprobs.{choice.removeprefix('logprobs.')}",
+        f"--logprobs, {side} side {choice}",
+        "train, rollout",
+        "logprobs.",
     )
 
 

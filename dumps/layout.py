@@ -20,6 +20,12 @@ from rollout_is.dumps.text import listing, shown
 FORMAT = "rollout-is/1"
 LAYOUTS = ("packed", "rectangular")
 _BOUNDS = ("offsets", "lengths", "packs", "pack_lengths")
+# why bounds of this many axes are refused, and what to do
+_BOUNDS_SHAPES = {
+    0: ("a single number was dumped, such as the count or the longest", "dump the bounds of every sequence, [S+1]"),
+    1: ("the tensor is empty, though there are tokens", "dump [0] for no sequence"),
+    2: ("offsets of several packs were stacked", "concatenate them, each shifted by the tokens before it"),
+}
 Shape = tuple[int, ...]
 
 
@@ -149,7 +155,9 @@ class _Shard:
         raise DumpError(
             self.name,
             f"{CONTENT[role]} missing: expected a tensor {_canonical(role)} or a known alias, {found}",
-            "the engine did not return them, or the hook dropped the column on one path",
+            "the hook left it out, or it has a name that is not known here"
+            if role == "mask"
+            else "the engine did not return them, or the hook dropped the column on one path",
             f"dump it, or name it with --column {role}=NAME",
             code="column-missing",
         )
@@ -173,8 +181,10 @@ class _Shard:
             self.fail(
                 self.columns[role],
                 f"expected [T], [1, T] or [B, L], found {list(shape)}",
-                "a trailing or leading axis was kept" if 1 in shape else "several batches were stacked",
-                "reshape it to [T]",
+                ("a trailing or leading axis was kept" if 1 in shape else "several batches were stacked")
+                if shape
+                else "a mean or another single value was dumped in place of one for each token",
+                "reshape it to [T]" if shape else "dump the values before they are averaged, as [T]",
                 "shape-rank",
             )
 
@@ -235,10 +245,7 @@ class _Shard:
             self.fail(
                 self.columns[role],
                 f"expected [{'S+1' if extra else 'S'}], found {list(self.shape(role))}",
-                "offsets of several packs were stacked" if len(shape) == 2 else "",
-                "concatenate them, each shifted by the tokens before it"
-                if len(shape) == 2
-                else "dump [0] for no sequence",
+                *_BOUNDS_SHAPES.get(len(shape), _BOUNDS_SHAPES[2]),
                 "shape-offsets",
             )
         return max(shape[0] - extra, 0)

@@ -263,18 +263,25 @@ def together(problems: list[DumpError], total: int, root: str) -> DumpError:
         lines.append(f"and {len(problems) - SHOWN} more")
     share = f"{len(problems)} of {total} shards"
     head = f"expected every shard to be readable, found {share} that are not"
-    if code == "column-missing":
+    words, fixes = {problem.problem for problem in problems}, {problem.fix for problem in problems}
+    fix = "mend or remove them, or pass --allow-partial to report on the rest"
+    if code == "column-missing" and all(" missing: " in word for word in words):
         missing = {problem.problem.partition(" missing")[0] for problem in problems}
         head = f"{' and '.join(sorted(missing))} missing in {share} ({100 * len(problems) / total:.3g} %)"
         for index, problem in enumerate(problems[:SHOWN]):  # what is missing stands in the head: say what is there
             found = problem.problem.rpartition(", found ")[2]
             lines[index] = f"{problem.where}: found {found}"
+    elif len(words) == 1:  # the same everywhere: said once, then where
+        head = f"{words.pop()} ({share})"
+        lines = [problem.where for problem in problems[:SHOWN]] + lines[SHOWN:]
+        if len(fixes) == 1 and len(problems) == total:  # no part is left to report on
+            fix = fixes.pop() or fix
     whys = {problem.why for problem in problems}
     return DumpError(
         root,
         head + ":\n    " + "\n    ".join(lines),
         whys.pop() if len(whys) == 1 else "",
-        "mend or remove them, or pass --allow-partial to report on the rest",
+        fix,
         code=code,
     )
 

@@ -53,7 +53,9 @@ def worst_tables(summary: Summary) -> list[Table]:
 
 def _table(title: str, records: Sequence[Mapping[str, Any]], headers: Mapping[str, str]) -> Table:
     keys = list(dict.fromkeys(key for record in records for key in record))
-    keys = [key for key in keys if any(record.get(key) not in (None, 0, []) for record in records)]
+    # a column that says nothing leaves; a place or a difference of 0 says something, a count of nothing does not
+    blank = {"nonfinite_tokens": (None, 0)}
+    keys = [key for key in keys if any(record.get(key) not in blank.get(key, (None,)) for record in records)]
     keys = [key for key in keys if key != "neighbours"]
     columns = tuple(
         Column(

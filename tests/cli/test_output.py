@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -73,3 +74,38 @@ def test_a_name_that_stdout_cannot_encode_is_escaped(monkeypatch: pytest.MonkeyP
     assert raw.getvalue() == b"gr\\xf6\\xdfe \\udcff\n"
     write_result("größe \udcff\n", tmp_path / "report")
     assert (tmp_path / "report").read_text(encoding="utf-8") == "größe \\udcff\n"
+
+
+def test_a_dash_is_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_output(Path("-"), force=False)
+    write_result("figures\n", Path("-"))
+    assert capsys.readouterr().out == "figures\n" and os.listdir(tmp_path) == []
+
+
+def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        check_output(pipe, force=False)
+        write_result("figures\n", pipe)
+        assert os.read(reader, 100) == b"figures\n" and pipe.is_fifo()
+    finally:
+        os.close(reader)
+    write_result("figures\n", Path(os.devnull))
+    assert Path(os.devnull).is_char_device()
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["explain", "mismatch_kl"]])
+def test_a_closed_or_full_stdout_is_no_bug(argv: list[str]) -> None:
+    command = f"exec {sys.executable} -m rollout_is {' '.join(argv)}"
+    closed = subprocess.run(
+        ["bash", "-c", f"{command} >&-"], check=False, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert closed.returncode == 2 and "found it closed" in closed.stderr, closed.stderr
+    if os.path.exists("/dev/full"):
+        full = subprocess.run(
+            ["bash", "-c", f"{command} >/dev/full"], check=False, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+        assert full.returncode == 2 and "No space left" in full.stderr, full.stderr

@@ -18,6 +18,7 @@ from rollout_is.cli.render import report
 from rollout_is.cli.render.footnotes import note_lines
 from rollout_is.cli.render.numbers import figure
 from rollout_is.cli.render.terminal import Terminal
+from rollout_is.cli.render.worst import worst_tables
 from rollout_is.dumps.notes import Note
 
 Make = Callable[..., Summary]
@@ -209,3 +210,11 @@ def test_a_report_goes_into_a_file_only_when_asked_to_replace_it(make_summary: M
     assert target.read_text() == before and "--force" in err.getvalue()
     assert main(["analyze", path, "-o", str(target), "--force", "--color", "always"]) == 0
     assert "\x1b" not in target.read_text()
+
+
+def test_a_place_or_a_difference_of_0_is_shown(make_summary: Make) -> None:
+    token = {"shard": "a", "rank": 0, "sequence": 0, "position": 0, "index": 0, "log_ratio": 0.0, "token_id": None}
+    sequence = {"shard": "a", "sequence": 0, "mean_abs_log_ratio": 0.0, "nonfinite_tokens": 0}
+    tables = worst_tables(make_summary(worst={"sequences": [sequence], "tokens": [token]}))
+    assert [column.header for column in tables[0].columns] == ["shard", "sequence", "mean |d|"]
+    assert [column.header for column in tables[1].columns] == ["shard", "rank", "sequence", "position", "index", "d"]

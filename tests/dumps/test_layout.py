@@ -85,6 +85,16 @@ def test_wrong_rank(name, shape):
     refused("shape-rank", name, str(list(shape)), **{name: torch.zeros(shape)})
 
 
+def test_a_mean_in_place_of_the_tokens_is_told_so():
+    refused("shape-rank", "a mean", "before they are averaged", train_logprobs=torch.tensor(-1.0))
+
+
+def test_a_missing_mask_is_not_blamed_on_the_engine():
+    with pytest.raises(DumpError) as caught:
+        described(response_mask=None)
+    assert "engine" not in caught.value.why and "hook" in caught.value.why
+
+
 def test_c28_a_trailing_axis_on_one_side():
     refused("shape-differs", "[8, 1]", "[8]", rollout_logprobs=torch.zeros(8, 1))
     flat = {
@@ -246,7 +256,8 @@ def test_flat_columns_cannot_be_rectangular():
 
 def test_stacked_offsets():
     refused("shape-offsets", "[2, 3]", "shifted", cu_seqlens=torch.tensor([[0, 1, 4], [0, 2, 4]]))
-    refused("shape-offsets", "[0]", cu_seqlens=torch.zeros(0, dtype=torch.int64))
+    refused("shape-offsets", "[0]", "dump [0]", cu_seqlens=torch.zeros(0, dtype=torch.int64))
+    refused("shape-offsets", "[]", "a single number", cu_seqlens=torch.tensor(3))
     refused("shape-offsets", "[2, 3]", cu_packs=torch.tensor([[0, 1, 4], [0, 2, 4]]))
 
 

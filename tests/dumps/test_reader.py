@@ -175,7 +175,9 @@ def test_other_masks_and_scoring_passes(shard, dump):
     with open_shard(info, train="rollout", rollout="again") as opened:
         assert opened.read("train", 0, 1).item() == pytest.approx(-1.1) and opened.read("rollout", 0, 1).item() == -7
     refused("column-missing", "--mask nope", "response_mask, loss", call=lambda: open_shard(info, mask="nope"))
-    refused("column-missing", "--train nope", "again, prefill", call=lambda: open_shard(info, train="nope"))
+    refused(
+        "column-missing", "--logprobs, train side nope", "again, prefill", call=lambda: open_shard(info, train="nope")
+    )
 
 
 def test_the_masks_tensor_may_be_named_itself(shard, dump):

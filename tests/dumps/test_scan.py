@@ -11,7 +11,7 @@ import torch
 
 from rollout_is.dumps import files
 from rollout_is.dumps.errors import DumpError, UsageError
-from rollout_is.dumps.scan import scan
+from rollout_is.dumps.scan import scan, together
 
 FEW = {
     "train_logprobs": torch.zeros(2),
@@ -217,6 +217,26 @@ def test_c72_half_the_shards_lack_the_rollout_column(shard, dump):
     refused("column-missing", "rollout log-probs missing in 4 of 8 shards (50 %)", "step_1/rank_0", paths=dump)
     found = scan(dump, allow_partial=True)
     assert [info.step for info in found.shards] == [2, 4, 6, 8] and len(found.problems) == 4
+
+
+def test_the_same_fault_everywhere_is_said_once(raw, dump):
+    raw(b"{", name="a")
+    raw(b"{", name="b")
+    with pytest.raises(DumpError) as error:
+        scan(dump)
+    assert str(error.value).count("expected") == 1 and " (2 of 2 shards):" in error.value.problem
+    assert [line.strip() for line in error.value.problem.splitlines()[1:]] == ["a.safetensors", "b.safetensors"]
+
+
+def test_one_missing_choice_in_every_shard_is_one_sentence():
+    problems = [
+        DumpError(f"{n}.safetensors: --mask x", "expected one of response_mask, found no column mask.x", "", "dump it", code="column-missing")
+        for n in "ab"
+    ]  # fmt: skip
+    error = together(problems, 2, "dump")
+    assert error.problem.splitlines()[0] == "expected one of response_mask, found no column mask.x (2 of 2 shards):"
+    assert error.fix == "dump it" and error.code == "column-missing"
+    assert "--allow-partial" in together(problems, 3, "dump").fix
 
 
 def test_c17_rollout_missing_everywhere(shard, dump):
