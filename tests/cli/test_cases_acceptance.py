@@ -110,9 +110,15 @@ def test_c74_a_few_badly_rounded_values_are_a_warning(tmp_path: Path) -> None:
 
 
 def test_c47_the_next_command_of_the_odd_one_out_can_be_run(tmp_path: Path) -> None:
-    t, r = real(47)
+    t, _ = real(47)
     again = t + np.random.default_rng(1).normal(0, 0.01, 400)
-    one = shard(t, t + np.random.default_rng(2).normal(0, 0.3, 400), np.ones(400, bool), list(range(0, 401, 50)), **{"logprobs.train_again": again})
+    one = shard(
+        t,
+        t + np.random.default_rng(2).normal(0, 0.3, 400),
+        np.ones(400, bool),
+        list(range(0, 401, 50)),
+        **{"logprobs.train_again": again},
+    )
     dump = write_dump(tmp_path, [one])
     assert "compare " + str(dump) + " --logprobs train,train_again" in flat("doctor", str(dump))
     code, out, err = run("compare", str(dump), "--logprobs", "train,train_again")
