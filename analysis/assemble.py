@@ -33,6 +33,7 @@ class Assembled:
     coverage: Coverage
     observations: Observations
     contributing: int  # shards with a valid token
+    clusters: int  # behind the standard errors of the masked token means: sequences, or groups where dumped
 
 
 def assemble(
@@ -50,17 +51,17 @@ def assemble(
     observations = Observations()
     for p in ordered:
         observations.add(p.observations)
-    views, coverage = _views(ordered, WHOLE, settings, tails=tails)
+    views, coverage, clusters = _views(ordered, WHOLE, settings, tails=tails)
     groups: dict[str, dict[str, Group]] = {}
     for by in settings.by:
         members = _members(ordered, by, shards)
         groups[by] = {}
         for label in sorted(members, key=lambda name: order_of(by, name)):
             key = WHOLE if by in ("step", "rank", "shard") else (by, label)
-            own_views, own = _views(members[label], key, settings, token_grouping=by in TOKEN_GROUPINGS)
+            own_views, own, _ = _views(members[label], key, settings, token_grouping=by in TOKEN_GROUPINGS)
             groups[by][label] = Group(own_views, own.positions, own.valid, own.sequences)
     contributing = len({p.unit.id.shard for p in ordered if p.coverage[WHOLE].valid})
-    return Assembled(views, groups, coverage, observations, contributing)
+    return Assembled(views, groups, coverage, observations, contributing, clusters)
 
 
 def _members(partials: list[Partial], by: str, shards: Mapping[int, ShardInfo]) -> dict[str, list[Partial]]:
@@ -85,7 +86,7 @@ def _members(partials: list[Partial], by: str, shards: Mapping[int, ShardInfo]) 
 
 def _views(
     partials: list[Partial], key: Key, settings: Settings, *, token_grouping: bool = False, tails: Tails | None = None
-) -> tuple[dict[str, dict[str, dict[str, Statistic]]], Coverage]:
+) -> tuple[dict[str, dict[str, dict[str, Statistic]]], Coverage, int]:
     coverage = Coverage()
     masked: list[Row] = []
     unmasked: list[Row] = []
@@ -108,22 +109,23 @@ def _views(
     veto = settings.veto_lower is not None or settings.veto_upper is not None
     mismatch = settings.only != "weights"
 
-    def pool(rows: list[Row], padded: int, empty: str, population: int = 0) -> dict[str, dict[str, Statistic]]:
+    def pool(rows: list[Row], padded: int, empty: str, population: int = 0) -> Pool:
         why = "a token grouping splits sequences" if token_grouping else None
         joined = rows + _join_fragments(rows, settings)
         return Pool(
             joined, settings.bounds, veto=veto, mismatch=mismatch, padded=padded, empty=empty, why_no_sequences=why,
             tail=None if tails is None else tails.of(population),
-        ).views()  # fmt: skip
+        )  # fmt: skip
 
-    truth = pool(masked, 0, "no valid tokens")
+    valid = pool(masked, 0, "no valid tokens")
+    truth, clusters = valid.views(), valid.clusters
     if token_grouping:
-        return {"masked": truth}, coverage
+        return {"masked": truth}, coverage, clusters
     fully_masked = coverage.padlike + coverage.content
-    padded = pool(masked, fully_masked, "no valid tokens") if fully_masked else truth
+    padded = pool(masked, fully_masked, "no valid tokens").views() if fully_masked else truth
     same = all(p.rows[key][1] is None for p in partials)
-    whole = truth if same and not fully_masked else pool(unmasked, 0, "no positions", 1)
-    return {"unmasked": whole, "padded": padded, "masked": truth}, coverage
+    whole = truth if same and not fully_masked else pool(unmasked, 0, "no positions", 1).views()
+    return {"unmasked": whole, "padded": padded, "masked": truth}, coverage, clusters
 
 
 def _join_fragments(rows: list[Row], settings: Settings) -> list[Row]:

@@ -46,6 +46,17 @@ _COUNTS = {
         "valid tokens whose train log-prob, rollout log-prob or difference is NaN or infinite; left out of token statistics",
         "any fails check: find them with analyze --top 20 (they are listed first)",
     ),
+    "fully_masked_pad_like": (
+        "fully masked segments that segment_is_pad names, or whose rollout log-probs are all one known fill value",
+        "",
+    ),
+    "outside_positions": ("positions past the last boundary, in no segment; all masked, or the dump is refused", ""),
+    "shards_with_valid_tokens": ("files that hold a valid token: what the figures rest on", ""),
+    "shards_left_out": ("files that --allow-partial passed over; the notes name them", "dump them again, or read why"),
+    "clusters": (
+        "what the standard errors of token means are clustered by: groups where group_ids is dumped, else sequences",
+        "fewer than some twenty: the standard errors are rough themselves",
+    ),
 }
 _FINDINGS = {
     "coverage.nothing_valid": (

@@ -82,6 +82,11 @@ class Pool:
         self._token_clusters = _clusters([*(t.clusters for t in self.tokens), *(r.clusters for r in rows)])
         self._sequence_clusters = _clusters([s.clusters for s in self.seqs])
 
+    @property
+    def clusters(self) -> int:
+        """How many clusters the standard errors of token means rest on."""
+        return sum(r.clusters for r in self._token_clusters)
+
     def views(self) -> dict[str, Section]:
         token = weights.join([t.weights for t in self.tokens])
         out: dict[str, Section] = {"token": self._level(token, "w", sum_infinite=True)}

@@ -106,6 +106,7 @@ def _coverage(
         "steps": len({i.step for i in infos if i.step is not None}),
         "ranks": len({i.rank for i in infos if i.rank is not None}),
         "nonfinite_valid_tokens": assembled.observations.nonfinite_valid,
+        "clusters": assembled.clusters,
     }
 
 
