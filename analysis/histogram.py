@@ -162,9 +162,9 @@ def merge(parts: list[Histogram]) -> Histogram:
         return Histogram.empty()
     if len(parts) == 1:
         return parts[0]
-    keys = np.concatenate([p.keys for p in parts])
-    counts = np.concatenate([p.counts for p in parts])
-    unique, inverse = np.unique(keys, return_inverse=True)
-    summed = np.zeros(len(unique), dtype=np.int64)
-    np.add.at(summed, inverse, counts)
-    return Histogram(unique, summed)
+    # Dense, one part after another: nothing as long as all parts together is ever made. ZERO_KEY stands first.
+    dense = np.zeros(max(int(p.keys.max()) for p in parts) - ZERO_KEY + 1, dtype=np.int64)
+    for p in parts:
+        dense[p.keys - ZERO_KEY] += p.counts
+    used = np.flatnonzero(dense)
+    return Histogram(used + ZERO_KEY, dense[used])
