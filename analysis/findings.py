@@ -86,14 +86,16 @@ def _noted(s: Summary) -> Iterator[Finding]:
 def _mean_off(s: Summary) -> Iterator[Finding]:
     mean = _get(s, "token.rollout_is_mean")
     value = None if mean is None else mean.value
-    if mean is None or value is None:
+    if mean is None or (value is None and mean.log_value is None):
         return
     evidence = {"masked.token.rollout_is_mean": value, "stderr": mean.stderr}
-    if not MEAN_LOW <= value <= MEAN_HIGH:
+    if value is None:  # beyond float64: the log stands
+        evidence["log_value"] = mean.log_value
+    if value is None or not MEAN_LOW <= value <= MEAN_HIGH:
         yield Finding(
             "weights.mean",
             "warning",
-            f"mean token weight {_short(value)}: train and rollout are not near each other (rollout_is_mean)",
+            f"mean token weight {_weight(mean)}: train and rollout are not near each other (rollout_is_mean)",
             evidence,
             f"{VERL}: outside {MEAN_LOW:g} to {MEAN_HIGH:g}",
             f"rollout-is doctor {shell_path(s)}",
@@ -126,8 +128,11 @@ def _few_effective(s: Summary) -> Iterator[Finding]:
 
 
 def _large_mismatch(s: Summary) -> Iterator[Finding]:
-    diff, error = _value(s, "mismatch.mismatch_logprob_abs_diff"), _value(s, "mismatch.mismatch_mult_prob_error")
-    large_diff, large_error = diff is not None and diff > ABS_DIFF_HIGH, error is not None and error > MULT_ERROR_HIGH
+    diff, held = _value(s, "mismatch.mismatch_logprob_abs_diff"), _get(s, "mismatch.mismatch_mult_prob_error")
+    error = None if held is None else held.value
+    beyond = held is not None and error is None and held.log_value is not None  # exp|d| >= 1: only ever too large
+    large_diff = diff is not None and diff > ABS_DIFF_HIGH
+    large_error = beyond or (error is not None and error > MULT_ERROR_HIGH)
     if not (large_diff or large_error):
         return
     source = [f"mean |d| above {ABS_DIFF_HIGH:g}: CI bound of slime#1968"] if large_diff else []
@@ -135,7 +140,7 @@ def _large_mismatch(s: Summary) -> Iterator[Finding]:
     yield Finding(
         "mismatch.large",
         "warning",
-        f"train and rollout log-probs differ by {_short(diff)} on average (mean exp|d| {_short(error)}; healthy bf16 engines: 0.01 and 1.01)",
+        f"train and rollout log-probs differ by {_short(diff)} on average (mean exp|d| {_weight(held)}; healthy bf16 engines: 0.01 and 1.01)",
         {"masked.mismatch.mismatch_logprob_abs_diff": diff, "masked.mismatch.mismatch_mult_prob_error": error},
         "; ".join(source),
         f"rollout-is analyze {shell_path(s)} --by rank --by step --top 20",
@@ -213,6 +218,13 @@ def _short(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:#.3g}".rstrip(".") if value else "0"
+
+
+def _weight(statistic: Statistic | None) -> str:
+    """The value, or exp(log) where float64 cannot hold it."""
+    if statistic is None or statistic.value is not None or statistic.log_value is None:
+        return _short(None if statistic is None else statistic.value)
+    return f"exp({statistic.log_value:.3g})"
 
 
 def shell_path(s: Summary) -> str:

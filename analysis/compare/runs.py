@@ -9,6 +9,7 @@ from rollout_is.analysis.compare.result import Comparison, Pair, Row, Series
 from rollout_is.analysis.compare.rows import ALPHA, HEADLINE, Tests, cluster_count, corrected, quantile_rows, rows_of
 from rollout_is.analysis.compare.settings_diff import Difference, concerns, settings_differences
 from rollout_is.analysis.compare.steps import BLOCK, is_real, step_series
+from rollout_is.analysis.findings import shell_path
 from rollout_is.analysis.summary import Group, Summary
 from rollout_is.dumps.errors import RolloutIsError
 
@@ -171,7 +172,7 @@ def _refuse_empty(side: Side, view: str) -> None:
             side.label,
             "expected valid tokens on both sides, found none on this one",
             "every position is masked, or the dump is empty",
-            f"rollout-is inspect {side.summary.source.get('path', side.label)}",
+            f"rollout-is inspect {shell_path(side.summary)}",
             code="compare-empty-side",
         )
     if view not in side.summary.views:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rollout_is.analysis.compare.result import Comparison, Pair, Row
 from rollout_is.analysis.compare.rows import HEADLINE, quantile_rows
 from rollout_is.analysis.compare.runs import NothingComparable
+from rollout_is.analysis.findings import shell_path
 from rollout_is.analysis.summary import Statistic, Summary
 
 WHY = "two views of the same tokens are not two samples"
@@ -43,7 +44,7 @@ def compare_views(
             "the mask is 0 everywhere: there is nothing to compare the unmasked figures with"
             if none
             else "every valid token is NaN or infinite on one side",
-            f"rollout-is {'inspect' if none else 'doctor'} {summary.source.get('path', label)}",
+            f"rollout-is {'inspect' if none else 'doctor'} {shell_path(summary)}",
             code="compare-empty-side",
         )
     first, others = views[0], views[1:]

@@ -158,3 +158,11 @@ def test_c86_a_negative_kl_says_that_it_may(tmp_path: Path) -> None:
     for name, ds, said in (("below", [0.2, 0.1, -0.05], True), ("above", [-0.2, -0.1, 0.05], False)):
         dump = write_dump(tmp_path / name, [sequences(ds)])
         assert ("a sample estimate may be negative" in flat("analyze", str(dump))) is said
+
+
+@pytest.mark.parametrize(("d", "shown"), [(1000.0, "exp(1e+03)"), (-1000.0, "exp(-1e+03)")])
+def test_c76_the_verdict_names_weights_beyond_float64(tmp_path: Path, d: float, shown: str) -> None:
+    dump = write_dump(tmp_path, [sequences([d] * 5, [d] * 5)])
+    text = flat("analyze", str(dump))
+    assert f"mean token weight {shown}: train and rollout are not near each other" in text
+    assert "(mean exp|d| exp(1e+03);" in text and "NeMo-RL guide" in text
