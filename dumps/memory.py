@@ -108,6 +108,7 @@ def describe_tensors(
     """
     shapes = {}
     for tensor, value in tensors.items():
+        _check_tensor(f"{name}: {tensor}", value)
         dtype = dtype_name(value)
         if dtype is None:
             raise DumpError(
@@ -124,6 +125,27 @@ def describe_tensors(
         format=format,
         size=sum(value.numel() * value.element_size() for value in tensors.values()),
     )
+
+
+def _check_tensor(where: str, value: object) -> None:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise DumpError(
+            where,
+            f"expected a tensor, found {type(value).__name__}",
+            "lists and arrays are not converted unasked; bounds and other choices belong in settings=Settings(...)",
+            "torch.as_tensor(...)",
+            code="tensor-expected",
+        )
+    if value.layout != torch.strided or value.device.type == "meta":
+        raise DumpError(
+            where,
+            f"expected a dense tensor with values, found {'meta' if value.device.type == 'meta' else value.layout}",
+            "a sparse or nested tensor, or one that was never filled",
+            "make it dense, such as tensor.to_dense()",
+            code="tensor-expected",
+        )
 
 
 def dtype_name(tensor: Tensor) -> str | None:

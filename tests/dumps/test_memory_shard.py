@@ -79,3 +79,20 @@ def test_role_view_serves_other_columns():
         assert torch.equal(opened.read("rollout", 0, 12), made["rollout_logprobs"])
         assert opened.offsets().tolist() == [0, 3, 8, 12] and opened.pack_offsets().tolist() == [0, 8, 12]
         assert opened.segment_column("rewards").tolist() == [0.5, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([0.0] * 12, "found list"),
+        (torch.zeros(12).numpy(), "found ndarray"),
+        (None, "found NoneType"),
+        (2.0, "found float"),
+        (torch.zeros(12).to_sparse(), "found torch.sparse_coo"),
+        (torch.zeros(12, device="meta"), "found meta"),
+    ],
+)
+def test_what_is_no_dense_tensor_is_refused_by_name(value, words):
+    with pytest.raises(DumpError, match="train_logprobs") as caught:
+        describe_tensors(tensors() | {"train_logprobs": value})
+    assert caught.value.code == "tensor-expected" and words in caught.value.problem
