@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollout_is.dumps.errors import DumpError
-from rollout_is.dumps.files import Paths
+from rollout_is.dumps.files import Paths, as_list
 from rollout_is.dumps.notes import Note
 from rollout_is.dumps.scan import Scan, all_problems, scan
 from rollout_is.dumps.shard import ShardInfo
+from rollout_is.dumps.text import shown
 
 
 def inspect(
@@ -55,7 +56,7 @@ def inspect(
 def _only_problems(paths: Paths, columns: Mapping[str, str] | None, steps: str | None, problem: DumpError) -> Scan:
     """Nothing could be read: every problem still has its line."""
     listed = all_problems(paths, columns=columns, steps=steps)
-    return Scan((), tuple(listed) or (problem,), (), problem.where)
+    return Scan((), tuple(listed) or (problem,), (), ", ".join(sorted(shown(path, 400) for path in as_list(paths))))
 
 
 def _shard(shard: ShardInfo) -> dict[str, Any]:

@@ -166,3 +166,13 @@ def test_c76_the_verdict_names_weights_beyond_float64(tmp_path: Path, d: float, 
     text = flat("analyze", str(dump))
     assert f"mean token weight {shown}: train and rollout are not near each other" in text
     assert "(mean exp|d| exp(1e+03);" in text and "NeMo-RL guide" in text
+
+
+def test_c17_inspect_names_the_dump_when_no_shard_can_be_read(tmp_path: Path) -> None:
+    one = sequences([0.1, 0.2])
+    one.rollout = one.rollout[:0]
+    dump = write_dump(tmp_path / "dump", [one])
+    out, err = io.StringIO(), io.StringIO()
+    assert main(["inspect", str(dump)], out, err) == 3
+    assert out.getvalue().splitlines()[0].split() == ["dump", str(dump)]
+    assert "rollout log-probs missing" in out.getvalue()
