@@ -6,3 +6,10 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def pytest_configure() -> None:
+    """Shapes and dtypes between the engine's parts are checked while the tests run."""
+    import shapes
+
+    shapes.install()
