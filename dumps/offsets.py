@@ -138,11 +138,19 @@ def check_packs(packs: Tensor, offsets: Tensor, where: str) -> Tensor:
     Edges past the last sequence bound lie in the pad tail, and are fine.
 
     Raises:
-        DumpError: a pack edge inside a sequence.
+        DumpError: a pack edge inside a sequence, or sequences past the last pack.
     """
     import torch
 
     last = int(offsets[-1])
+    if packs.numel() > 1 and int(packs[-1]) < last:  # [0] names no pack, as if the column were absent
+        raise DumpError(
+            f"{where}[{packs.numel() - 1}]",
+            f"expected the last pack to end at or past the last sequence bound ({last:,}), found {int(packs[-1]):,}",
+            "a pack is missing, or the bounds were cut",
+            "dump the packs whole, with the bounds of the same tokens",
+            code="packs-end-early",
+        )
     inner = packs[packs < last].contiguous()
     nearest = torch.searchsorted(offsets, inner)
     inside = offsets[nearest.clamp(max=offsets.numel() - 1)] != inner

@@ -91,6 +91,8 @@ def _explains(scene: Scene, cause: Draft, other: Draft) -> bool:
         return bool(cause.scope.steps) and set(other.scope.steps) <= set(cause.scope.steps)
     if any(_is(other.id, name) for name in WHOLE) and (cause.token_share or 0.0) < FEW:
         return False
+    if cause.id == "where.sequences" and other.id == "alignment.unrelated" and other.scope.ranks:
+        return False  # every sequence of those ranks is unrelated: that is why they are catastrophic
     if other.id == "where.sequences" and cause.sequences is not None and other.sequences is not None:
         return 2 * cause.sequences >= other.sequences or (cause.token_share or 0) > 0.5
     return True

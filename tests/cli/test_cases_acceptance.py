@@ -176,3 +176,16 @@ def test_c17_inspect_names_the_dump_when_no_shard_can_be_read(tmp_path: Path) ->
     assert main(["inspect", str(dump)], out, err) == 3
     assert out.getvalue().splitlines()[0].split() == ["dump", str(dump)]
     assert "rollout log-probs missing" in out.getvalue()
+
+
+def test_c49_sequences_in_another_order_on_one_rank(tmp_path: Path) -> None:
+    """The columns of one rank are not the same quantity: said of that rank, and before 'one engine is bad'."""
+    shards = []
+    for i in range(4):
+        t, r = real(i, 1000)
+        r = r.reshape(10, 100)[::-1].reshape(-1).copy() if i == 1 else r
+        shards.append(shard(t, r, np.ones(1000, bool), list(range(0, 1001, 100))))
+    text = flat("doctor", str(write_dump(tmp_path, shards, ranks=4)))
+    assert "1. error: no correlation at any lag" in text
+    assert "not the same quantity on rank 1 (1 of 4 ranks)" in text
+    assert "explains where.rank" in text

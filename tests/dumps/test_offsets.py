@@ -104,3 +104,11 @@ def test_packs_inside_a_sequence():
         and "found 6" in str(caught.value)
         and "sequence 2 [5, 8)" in str(caught.value)
     )
+
+
+def test_packs_that_end_before_the_last_sequence_are_refused() -> None:
+    offsets = torch.tensor([0, 4, 12])
+    with pytest.raises(DumpError, match=r"last sequence bound \(12\), found 4") as caught:
+        check_packs(torch.tensor([0, 4]), offsets, "a: cu_packs")
+    assert caught.value.code == "packs-end-early"
+    assert check_packs(torch.tensor([0, 4, 16]), offsets, "a: cu_packs").tolist() == [0, 4, 16]  # into the pad tail
