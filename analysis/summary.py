@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -50,14 +51,24 @@ class Statistic:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Statistic:
+        """Read back what ``to_dict`` gave. Raises ValueError for a figure that is no finite number."""
         return Statistic(
-            data["value"],
+            _number(data["value"]),
             int(data["n"]),
-            data.get("stderr"),
+            _number(data.get("stderr")),
             data.get("why"),
-            data.get("log_value"),
+            _number(data.get("log_value")),
             "log_value" in data,
         )
+
+
+def _number(value: Any) -> float | None:
+    """A number of a saved file, which may have been edited: NaN would pass every comparison unseen."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{value!r} where a finite number is expected")
+    return value
 
 
 # view -> section -> name -> statistic

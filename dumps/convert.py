@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -231,9 +232,39 @@ class _Copy:
         for start in range(0, self._info.positions, _BLOCK):
             stop = min(start + _BLOCK, self._info.positions)
             for role, kept in self._long.items():
-                block = self._convert(role, self._shard.read(role, start, stop), kept)
+                block = self._shard.read(role, start, stop)
+                if role == "mask" or role.startswith("mask."):
+                    self._check_mask(role, block, start)
+                block = self._convert(role, block, kept)
                 _put(fd, _raw(block), self._starts[_NAMES.get(role, role)] + start * itemsize(kept))
             advance(stop)
+
+    def _check_mask(self, role: str, block: Tensor, start: int) -> None:
+        """A copy that every analysis would refuse is not made: masks are finite and >= 0, and 0 past the last boundary."""
+        name = f"{self._info.name}: {self._info.columns[role]}"
+        bad = ~((block >= 0) & (block < math.inf)) if block.is_floating_point() else block < 0
+        if bool(bad.any()):
+            at = int(bad.nonzero()[0, 0])
+            raise DumpError(
+                f"{name}[{start + at}]",
+                f"expected a mask value that is finite and >= 0, found {block[at].item()}",
+                "~mask on an integer mask gives -1 and -2; a padded mask may hold NaN",
+                "store the mask as bool, or as 0 and 1",
+                code="mask-value",
+            )
+        end = (
+            int(self._small["cu_seqlens"][-1]) if role == "mask" and "cu_seqlens" in self._small else start + len(block)
+        )
+        outside = block[max(end - start, 0) :] != 0
+        if bool(outside.any()):
+            at = max(end, start) + int(outside.nonzero()[0, 0])
+            raise DumpError(
+                f"{name}[{at}]",
+                f"expected every position past the last boundary ({end:,}) to be masked, found a valid one at {at:,}",
+                "cu_seqlens ends before the data does: a sequence is missing from it",
+                "give cu_seqlens its last boundary, or mask the padding",
+                code="valid-outside",
+            )
 
     def _convert(self, role: str, block: Tensor, kept: str) -> Tensor:
         from rollout_is.dumps.torch_dtypes import TORCH

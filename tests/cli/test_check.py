@@ -325,9 +325,9 @@ def test_nan_that_somebody_wrote_into_the_json_is_an_error(elsewhere: Path) -> N
     text = series({"1": 0.01}).to_json().replace('"value": 0.01', '"value": NaN', 1)
     (elsewhere / "run.json").write_text(text)
     (elsewhere / "l.toml").write_text(f'[limits]\n"{ABS_DIFF}" = {{ max = 1 }}\n')
-    code, out, _ = run("check", "run.json", "--limits", "l.toml")
-    assert code == 1
-    assert f"ERROR {ABS_DIFF}: the value is nan, not a finite number (l.toml:2)" in out
+    code, out, err = run("check", "run.json", "--limits", "l.toml")
+    assert (code, out) == (3, "")
+    assert "run.json" in err and "nan where a finite number is expected" in err
 
 
 # --- JUnit and GitHub --------------------------------------------------------------------------------------------------

@@ -309,3 +309,18 @@ def test_two_healthy_real_dumps_differ_in_their_text_alone() -> None:
     of_the_text = {verdicts.pop("mismatch_training_ppl"), verdicts.pop("mismatch_rollout_ppl")}
     assert of_the_text == {"changed"}
     assert set(verdicts.values()) == {"~", "same", "untested"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1.0", True, [1]])
+def test_a_saved_figure_that_is_no_number_is_refused(tmp_path: Path, value: object) -> None:
+    assert main(["analyze", str(SAMPLES / "all_masked"), "--format", "json", "-o", str(tmp_path / "a.json")]) == 1
+    data = json.loads((tmp_path / "a.json").read_text())
+    data["views"]["unmasked"]["token"]["rollout_is_mean"]["value"] = value
+    (tmp_path / "b.json").write_text(json.dumps(data))
+    for argv in (
+        ["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")],
+        ["analyze", str(tmp_path / "b.json")],
+    ):
+        err = io.StringIO()
+        assert main(argv, stdout=io.StringIO(), stderr=err) == 3
+        assert "b.json" in err.getvalue() and "where a finite number is expected" in err.getvalue()

@@ -160,6 +160,32 @@ def test_columns_and_names_of_our_own_format(tmp_path):
         assert file.get_tensor("cu_seqlens").tolist() == [0, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("code", "changes"),
+    [
+        ("mask-value", {"response_mask": torch.tensor([1.0, float("nan"), 0.0])}),
+        ("mask-value", {"response_mask": torch.tensor([1.0, float("inf"), 0.0])}),
+        ("mask-value", {"response_mask": torch.tensor([1, -2, 0])}),
+        ("mask-value", {"mask.loss": torch.tensor([1, -2, 0])}),
+        ("valid-outside", {"response_mask": torch.tensor([1, 1, 1])}),
+    ],
+)
+def test_a_copy_that_no_analysis_would_take_is_not_made(tmp_path, code, changes):
+    from safetensors.torch import save_file
+
+    lp = torch.tensor([-1.0, -2.0, -3.0])
+    tensors = {"train_logprobs": lp, "rollout_logprobs": lp.clone(), "cu_seqlens": torch.tensor([0, 2])}
+    save_file(tensors | {"response_mask": torch.tensor([1, 1, 0])} | changes, tmp_path / "x.safetensors")
+    with pytest.raises(DumpError) as copied:
+        convert(tmp_path / "x.safetensors", tmp_path / "out")
+    with pytest.raises(DumpError) as analysed:
+        analyze(tmp_path / "x.safetensors")
+    assert copied.value.code == analysed.value.code == code
+    if "mask.loss" not in changes:
+        assert str(copied.value) == str(analysed.value)
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_columns_reach_hook_files(tmp_path):
     lp = torch.full((2, 3), -1.0)
     content = {"old_log_probs": lp - 1, "log_probs": lp, "rollout_log_probs": lp, "response_mask": torch.ones(2, 3)}
