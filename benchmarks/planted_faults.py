@@ -33,6 +33,7 @@ from rollout_is.dumps.memory import MemoryShard, describe_tensors
 from rollout_is.dumps.place import Place
 
 START, STOP = "<!-- planted faults: start -->", "<!-- planted faults: end -->"
+FIRST_SEED = 20_000  # thresholds were set while looking at seeds below that
 NEGATIVES = (
     "bf16",
     "int8",
@@ -150,7 +151,7 @@ def run(dumps: int) -> str:
     outcome: dict[tuple[str, str], Counter[str]] = {}
     extra: Counter[str] = Counter()
     count = 0
-    for seed in range(dumps):
+    for seed in range(FIRST_SEED, FIRST_SEED + dumps):
         for id, fault, dump in planted(seed):
             findings = examine(dump)
             outcome.setdefault((id, fault), Counter())[named(findings, id)] += 1
@@ -179,7 +180,7 @@ def run(dumps: int) -> str:
     ]
     both: dict[tuple[str, str], Counter[str]] = {}
     pairs = max(1, dumps // 2)
-    for seed in range(pairs):
+    for seed in range(FIRST_SEED, FIRST_SEED + pairs):
         for first, second, dump in combined(seed):
             findings = examine(dump)
             a, b = named(findings, first) == "named", named(findings, second) == "named"
@@ -198,7 +199,7 @@ def run(dumps: int) -> str:
     false: Counter[str] = Counter()
     for kind in NEGATIVES:
         alarms = 0
-        for seed in range(4 * dumps):
+        for seed in range(FIRST_SEED, FIRST_SEED + 4 * dumps):
             found = [
                 f.id
                 for f in examine(random_dump(np.random.default_rng([seed, len(kind), ord(kind[0])]), kind))
@@ -207,6 +208,8 @@ def run(dumps: int) -> str:
             alarms += bool(found)
             false.update(found)
         lines.append(f"| {kind} | {4 * dumps} | {alarms / (4 * dumps):.2%} |")
+    if not false:
+        lines += ["", f"None in {4 * dumps} still allows a rate of {3 / (4 * dumps):.1%} for each kind (95 %)."]
     lines += [
         "",
         "False alarms by finding: " + (", ".join(f"`{k}` {v}" for k, v in false.most_common()) or "none") + ".",

@@ -21,7 +21,8 @@ TIMES = 3.0
 SURE = 6.0
 MATTERS = 0.02
 MIN_TOKENS = 64
-MIN_SEQUENCES = 4
+MIN_SEQUENCES = 8
+CAP = 0.5  # nats: a token counts up to this, so that one outlier among few tokens is no trend
 STEPLIKE = 0.6  # share of the whole rise that one step between neighbouring bins makes
 
 _EDGES = np.unique(np.round(2.0 ** (np.arange(BINS) / PER_OCTAVE)).astype(np.int64))  # 1 2 3 4 6 8 11 16 ...
@@ -49,11 +50,11 @@ def bin_start(b: int) -> int:
 
 @dataclass
 class Position(State):
-    """Sums of |d| over clean tokens by position bin and probability bin.
+    """Sums of min(|d|, CAP) over clean tokens by position bin and probability bin.
 
     Attributes:
-        n, absolute: [BINS, PROBS] tokens, sum of |d|.
-        square: [BINS] sum of d^2.
+        n, absolute: [BINS, PROBS] tokens, sum of min(|d|, CAP).
+        square: [BINS] sum of its square.
         sequences: [BINS] pieces that reach the bin.
         versions: policy version -> float64 [3] tokens, sum of |d|, sum of d^2.
         mixed: pieces with more than one policy version; pieces with a version at all.
@@ -75,8 +76,9 @@ class Position(State):
         key = where * PROBS + window.probability
         shape = (BINS, PROBS)
         self.n += np.bincount(key, minlength=BINS * PROBS).reshape(shape)
-        self.absolute += np.bincount(key, weights=window.abs_d, minlength=BINS * PROBS).reshape(shape)
-        self.square += np.bincount(where, weights=window.d * window.d, minlength=BINS)
+        capped = np.minimum(window.abs_d, CAP)
+        self.absolute += np.bincount(key, weights=capped, minlength=BINS * PROBS).reshape(shape)
+        self.square += np.bincount(where, weights=capped * capped, minlength=BINS)
         lowest, highest = where[window.starts], where[window.stops - 1]
         reach = np.bincount(lowest, minlength=BINS + 1) - np.bincount(highest + 1, minlength=BINS + 1)[: BINS + 1]
         self.sequences += np.cumsum(reach)[:BINS]
@@ -154,6 +156,7 @@ def _by_position(scene: Scene, s: Position) -> list[Draft]:
         "places": Worst.of(scene, Scope()),
         "figures": {
             "mean_abs_d_by_position": curve,
+            "each_token_capped_at": CAP,
             "same_at_equal_probability": {str(bin_start(r[0])): r[2] for r in rows},
         },
         "next": "rollout-is analyze DUMP --by position,probability; rollout-is explain where.position",

@@ -46,6 +46,7 @@ def _stands_out(s: Spread, rest: Spread) -> bool:
 def ranks(scene: Scene) -> list[Draft]:
     """``where.rank``: some ranks far worse than the rest."""
     cells = {r: scene.pooled(Spread, ranks=[r]) for r in scene.ranks}
+    cells = {r: s for r, s in cells.items() if float(s.absolute[0]) > 0}  # beside a copied rank every other looks bad
     if len(cells) < 2:
         return []
     order = sorted(cells, key=lambda r: (-_mean(cells[r]), r))
