@@ -308,7 +308,7 @@ class Pool:
             stderr = self._token_error(error, value / factor) if error else None
             out[f"mismatch_{name}"] = statistic(value, n, None if stderr is None else abs(factor) * stderr)
 
-        put("kl", -total["d"] / n, "d", -1.0)
+        put("kl", 0.0 - total["d"] / n, "d", -1.0)  # 0.0 - 0.0 is 0, and not -0
         put("k2_kl", total["d2"] / n / 2.0, "d2", 0.5)
         self._logged(out, "k3_kl", "k3", [t.scaled_k3 for t in self.tokens])
         put("logprob_abs_diff", total["abs"] / n, "abs")

@@ -17,6 +17,7 @@ from rollout_is.analysis.summary import Statistic
 
 Floats = NDArray[np.float64]
 
+SAME = 1e-12  # log-weights nearer than this, in shares of the larger of 1 and their size, are the same but for rounding
 SMALLEST_TAIL = 5  # below that the fit says nothing: 21 sequences are the fewest that have a k-hat
 
 
@@ -131,11 +132,12 @@ def pareto_k(top: ArrayLike, n: int, *, smallest: float | None = None) -> Statis
     if values.size < tail + 1:
         raise ValueError(f"pareto_k of {n} weights needs the {tail + 1} largest, found {values.size}")
     largest, lowest = values[-1], values[0] if smallest is None else smallest
-    if largest == lowest:
-        return Statistic(None, n, why="all ratios equal")
     cutoff = values[-tail - 1]
-    above = values[values > cutoff]
-    if above.size < SMALLEST_TAIL:
+    rounding = SAME * max(1.0, abs(float(largest)), abs(float(cutoff)) if cutoff > -np.inf else 0.0)
+    if largest == lowest or largest - lowest <= rounding:
+        return Statistic(None, n, why="all ratios equal")
+    above = values[values > cutoff + rounding]
+    if np.count_nonzero(np.diff(above, prepend=cutoff) > rounding) < SMALLEST_TAIL:  # distinct values in the tail
         return Statistic(None, n, why="too many ties")
     # log(exp(L) - exp(cutoff)), exact for close values and without overflow for far ones
     log_excess = above + np.log(-np.expm1(cutoff - above)) if cutoff > -np.inf else above

@@ -96,3 +96,14 @@ def test_threshold_of_trust() -> None:
     assert reliable_below(100) == 0.5
     assert reliable_below(10**9) == 0.7
     assert reliable_below(1) == -math.inf
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_ratios_that_differ_by_rounding_alone_are_ties(scale: float) -> None:
+    """A constant offset between the sides (C57), taken from log-probs of other sizes: d is the same but for its last bits."""
+    r = -np.random.default_rng(5).gamma(0.6, 0.9, 400) - 0.05
+    d = (r + 0.1) - r
+    assert len(np.unique(d)) > 3
+    assert pareto_k(scale * d, 400).why == "all ratios equal"
+    d[:50] += 0.2
+    assert pareto_k(scale * d, 400).why == "too many ties"
