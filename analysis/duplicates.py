@@ -111,6 +111,9 @@ def confirm(
     wanted: list[tuple[int, int]] = []
     unchecked = 0
     for group in sets:
+        near = [place for place in group if place[0] in shards]  # another node's shards cannot be read here
+        unchecked += len(group) - len(near)
+        group = near
         if len(wanted) + len(group) <= COMPARED:
             wanted += group
         else:

@@ -43,7 +43,7 @@ def write(
     rest = dict(extra)
     summary = Summary(
         source=_source(scanned, infos, settings),
-        coverage=_coverage(assembled, plan, infos, left_out, scanned),
+        coverage=_coverage(assembled, plan, shards, left_out, scanned),
         settings=_settings(settings),
         views=views,
         groups=assembled.groups,
@@ -87,11 +87,13 @@ def _ranges(values: Sequence[int | None]) -> list[int]:
 
 
 def _coverage(
-    assembled: Assembled, plan: Any, infos: Sequence[ShardInfo], left_out: Sequence[RolloutIsError], scanned: Scan
+    assembled: Assembled, plan: Any, shards: Mapping[int, ShardInfo], left_out: Sequence[RolloutIsError], scanned: Scan
 ) -> dict[str, Any]:
     c = assembled.coverage
+    infos = shards.values()
+    outside = sum(count for number, count in plan.outside.items() if number in shards)
     return {
-        "positions": c.positions + plan.outside,
+        "positions": c.positions + outside,
         "valid_tokens": c.valid,
         "segments": c.segments + c.zero_length,
         "sequences": c.sequences,
@@ -99,7 +101,7 @@ def _coverage(
         "fully_masked_with_content": c.content,
         "fully_masked_pad_like": c.padlike,
         "zero_length": c.zero_length,
-        "outside_positions": plan.outside,
+        "outside_positions": outside,
         "shards": len(infos),
         "shards_with_valid_tokens": assembled.contributing,
         "shards_left_out": len(left_out) + len(scanned.problems),
@@ -131,19 +133,21 @@ def _plan_notes(
     plan: Any, left_out: Sequence[RolloutIsError], infos: Sequence[ShardInfo], settings: Settings
 ) -> list[Note]:
     notes = []
-    if plan.outside:
+    outside = sum(plan.outside.values())
+    empty = [plan.empty[number] for number in sorted(plan.empty)]
+    if outside:
         notes.append(
             Note(
                 "outside-tokens",
                 "info",
                 "cu_seqlens",
-                f"{plan.outside:,} tokens outside every sequence (past the last boundary), all masked",
+                f"{outside:,} tokens outside every sequence (past the last boundary), all masked",
             )
         )
-    for name in plan.empty[:SHOWN]:
+    for name in empty[:SHOWN]:
         notes.append(Note("empty-shard", "info", name, f"{name}: 0 sequences, 0 tokens"))
-    if len(plan.empty) > SHOWN:
-        notes.append(Note("empty-shard", "info", "", f"and {len(plan.empty) - SHOWN} more empty shards"))
+    if len(empty) > SHOWN:
+        notes.append(Note("empty-shard", "info", "", f"and {len(empty) - SHOWN} more empty shards"))
     for error in left_out[:SHOWN]:
         notes.append(Note("shard-left-out", "warning", error.where, f"left out: {error.where}: {error.problem}"))
     if len(left_out) > SHOWN:

@@ -59,10 +59,9 @@ class Plan:
 
     shards: dict[int, ShardInfo]
     tasks: list[Task] = field(default_factory=list)
-    outside: int = 0  # positions outside every segment
-    empty: list[str] = field(default_factory=list)  # shards without positions
+    outside: dict[int, int] = field(default_factory=dict)  # shard -> positions outside every segment
+    empty: dict[int, str] = field(default_factory=dict)  # shards without positions, by name
     errors: dict[int, RolloutIsError] = field(default_factory=dict)
-    zero_length: int = 0
 
     def without(self, errors: Mapping[int, RolloutIsError]) -> Plan:
         """The plan less the shards that failed."""
@@ -238,7 +237,7 @@ def plan_shards(shards: dict[int, ShardInfo], opener: Callable[[ShardInfo], Open
         try:
             with opener(info) as shard:
                 offsets = shard.offsets().numpy()
-                plan.outside += _check_outside(shard, int(offsets[-1]))
+                plan.outside[number] = _check_outside(shard, int(offsets[-1]))
                 if settings_need_packs(shard):
                     shard.pack_offsets()
                 units = cut_units(offsets, number)
@@ -246,7 +245,7 @@ def plan_shards(shards: dict[int, ShardInfo], opener: Callable[[ShardInfo], Open
             plan.drop(error, number)
             continue
         if info.positions == 0:
-            plan.empty.append(info.name)
+            plan.empty[number] = info.name
         if not units and len(offsets) > 1:
             units = [Unit(UnitId(number, 0), 0, 0, 0, len(offsets) - 1)]
         plan.tasks += tasks_of(units)
@@ -351,7 +350,8 @@ def conclude(scanned: Scan, plan: Plan, job: Job, outcome: Outcome, runtime: Map
     left_out = [outcome.errors[k] for k in sorted(outcome.errors)]
     shards = {k: v for k, v in plan.shards.items() if k not in outcome.errors}
     partials = sorted(outcome.partials, key=lambda p: p.unit.id)
-    found = confirm(outcome.index, shards, job.opener)
+    here = {k: v for k, v in shards.items() if job.readable is None or k in job.readable}
+    found = confirm(outcome.index, here, job.opener)
     assembled = assemble(partials, shards, settings, outcome.tails)
     extra: dict[str, Any] = {}
     if found.copies:
@@ -364,7 +364,7 @@ def conclude(scanned: Scan, plan: Plan, job: Job, outcome: Outcome, runtime: Map
                 tokens.merge(p.worst_tokens)
             if p.worst_sequences is not None:
                 sequences.merge(p.worst_sequences)
-        worst = describe_worst(tokens, sequences, shards, job.opener)
+        worst = describe_worst(tokens, sequences, shards, job.opener, set(here))
     for i, consumer in enumerate(job.consumers):
         extra[consumer.name] = consumer.finish(
             [(p.unit, shards[p.unit.id.shard], p.consumed[i]) for p in partials if i in p.consumed]

@@ -21,17 +21,25 @@ def describe_worst(
     sequences: WorstSequences,
     shards: Mapping[int, ShardInfo],
     opener: Callable[[ShardInfo], OpenShard],
+    readable: set[int],
 ) -> dict[str, Any]:
     """``{"tokens": [...], "sequences": [...]}``, worst first, as plain JSON data.
 
     A token: shard, step, rank, sequence (segment number in the shard), position (inside the segment), index (in the
-    shard), token_id, sequence_id, train_logprob, rollout_logprob, log_ratio, neighbours. What is not finite is null.
+    shard), token_id, sequence_id, train_logprob, rollout_logprob, log_ratio, neighbours. What is not finite is null, and so
+    is what only a shard outside ``readable`` (one that another node holds) could tell.
     """
     needed = sorted({e[1] for e in tokens.entries} | {e[1] for e in sequences.entries})
     token_rows: dict[int, dict[str, Any]] = {}
     sequence_rows: dict[int, dict[str, Any]] = {}
     for number in needed:
         info = shards[number]
+        if number not in readable:
+            token_rows |= {i: _far_token(e, info) for i, e in enumerate(tokens.entries) if e[1] == number}
+            sequence_rows |= {
+                i: _sequence(e, info, None, None) for i, e in enumerate(sequences.entries) if e[1] == number
+            }
+            continue
         with opener(info) as shard:
             offsets = shard.offsets().numpy()
             ids = shard.segment_column("sequence_ids")
@@ -52,6 +60,19 @@ def _place(info: ShardInfo, segment: int, ids: Any) -> dict[str, Any]:
     if ids is not None:
         out["sequence_id"] = ids[segment].item()
     return out
+
+
+def _far_token(entry: Any, info: ShardInfo) -> dict[str, Any]:
+    """A token of a shard that cannot be opened here: what the pass itself kept of it."""
+    _, _, segment, position, train, rollout = entry
+    return _place(info, segment, None) | {
+        "position": None,
+        "index": position,
+        "train_logprob": _finite(train),
+        "rollout_logprob": _finite(rollout),
+        "log_ratio": _finite(train - rollout),
+        "neighbours": [],
+    }
 
 
 def _token(entry: Any, info: ShardInfo, shard: OpenShard, offsets: Any, ids: Any) -> dict[str, Any]:
@@ -86,7 +107,7 @@ def _token(entry: Any, info: ShardInfo, shard: OpenShard, offsets: Any, ids: Any
 def _sequence(entry: Any, info: ShardInfo, offsets: Any, ids: Any) -> dict[str, Any]:
     _, _, segment, n, total, mean_abs, nonfinite = entry
     out = _place(info, segment, ids)
-    out["length"] = int(offsets[segment + 1] - offsets[segment])
+    out["length"] = None if offsets is None else int(offsets[segment + 1] - offsets[segment])
     out["valid_tokens"] = n + nonfinite
     out["mean_abs_log_ratio"] = _finite(mean_abs) if n else None
     out["log_ratio"] = _finite(total) if not nonfinite else None

@@ -13,9 +13,13 @@ from rollout_is.analysis.reduce import Ranks
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
 from rollout_is.analysis.workers import Job, Progress, Task
+from rollout_is.dumps import coverage
 from rollout_is.dumps.errors import DumpError, RolloutIsError
-from rollout_is.dumps.scan import Scan, scan
+from rollout_is.dumps.scan import Scan, scan, together
 from rollout_is.dumps.shard import ShardInfo
+
+# A node without a shard of its own adds nothing, where others hold some.
+EMPTY = ("no-shards", "path-missing")
 
 
 def analyze_ranked(
@@ -35,7 +39,7 @@ def analyze_ranked(
     if settings.device == "cuda":
         settings = replace(settings, device=f"cuda:{launch.local_rank}")
     with ranks:
-        scanned, mine = _scan(ranks, paths, columns, steps, allow_partial or local, duplicates, local)
+        scanned, mine = _scan(ranks, paths, columns, steps, allow_partial, duplicates, local)
         opener = pipeline.FileOpener(settings.mask, settings.train, settings.rollout)
         numbered = dict(enumerate(scanned.shards))
         plan = pipeline.Plan(numbered)
@@ -48,7 +52,8 @@ def analyze_ranked(
         except RolloutIsError as error:
             met = error
         ranks.agree(met)
-        job = Job(numbered, opener, settings, pipeline.observers(settings, consumers, diagnose, scanned))
+        watching = pipeline.observers(settings, consumers, diagnose, scanned)
+        job = Job(numbered, opener, settings, watching, readable=None if mine is None else frozenset(mine))
         own = _share(plan.tasks, ranks, local)
         try:
             shown = progress if launch.rank == 0 else None
@@ -84,12 +89,12 @@ def _conclude(
 
     outcome = pipeline.Outcome()
     for own_plan, own in parts:
-        if local and own_plan is not None:
+        if own_plan is not None:
             plan.errors.update(own_plan.errors)
+            plan.outside.update(own_plan.outside)
+            plan.empty.update(own_plan.empty)
             seen = {t.shard for t in plan.tasks}
             plan.tasks += [t for t in own_plan.tasks if t.shard not in seen]
-            if own_plan is not plan:
-                plan.outside = max(plan.outside, own_plan.outside)
         outcome.merge(own)
     plan.shards = numbered
     pipeline.settle(outcome.errors, len(numbered), scanned.root, allow_partial)
@@ -105,7 +110,8 @@ def _scan(
     met: RolloutIsError | None = None
     own: Scan | None = None
     try:
-        own = scan(paths, columns=columns, steps=steps, allow_partial=partial, duplicates=duplicates)
+        # A node's own shards are never all ranks, so what is missing can be told only of all nodes' together.
+        own = scan(paths, columns=columns, steps=steps, allow_partial=partial or local, duplicates=duplicates)
     except RolloutIsError as error:
         met = error
     if not local:
@@ -123,20 +129,45 @@ def _scan(
                     code="ranks-differ",
                 )
         return own, None
-    # Each node holds its own shards: one numbering over all of them.
     found = ranks.all_gather((ranks.launch.node, own, met))
-    shards: dict[tuple[int, str], ShardInfo] = {}
-    for node, other, _ in found:
-        for info in other.shards if other is not None else ():
-            shards.setdefault((node, info.path), info)
-    if not shards:
-        ranks.agree(met)
-    ordered = sorted(shards.items(), key=lambda item: (item[1].sort_key, item[0]))
-    mine = {i for i, (key, _) in enumerate(ordered) if key[0] == ranks.launch.node}
-    notes = sorted({n for _, other, _ in found if other is not None for n in other.notes if n.code != "ranks-missing"})
-    problems = tuple(p for _, other, _ in found if other is not None for p in other.problems)
-    root = next(other.root for _, other, _ in found if other is not None)
-    return Scan(tuple(info for _, info in ordered), problems, tuple(notes), root), mine
+    return _joined(found, ranks.launch.node, partial, duplicates)
+
+
+def _joined(
+    found: list[tuple[int, Scan | None, RolloutIsError | None]], node: int, partial: bool, duplicates: str | None
+) -> tuple[Scan, set[int]]:
+    """One scan over what all nodes hold, and the numbers of this node's shards. The same scan on every rank.
+
+    Args:
+        found: for each rank its node, its scan, or the error that it met.
+        node: this rank's.
+        partial: bad shards and missing ranks are allowed.
+        duplicates: what to do with two shards for one (step, rank).
+
+    Raises:
+        RolloutIsError: no node holds a shard; or a shard is bad, a rank missing or there twice, and that is not allowed.
+    """
+    held: dict[tuple[int, str], ShardInfo] = {}
+    problems: dict[tuple[int, str], DumpError] = {}
+    for owner, own, _ in found:
+        for info in own.shards if own is not None else ():
+            held.setdefault((owner, info.path), info)
+        for problem in own.problems if own is not None else ():
+            problems.setdefault((owner, problem.where), problem)
+    errors = [met for _, _, met in found if met is not None]
+    if errors and not (held and all(met.code in EMPTY for met in errors)):
+        raise errors[0]
+    root = next(own.root for _, own, _ in found if own is not None)
+    left_out = tuple(problems.values())
+    if left_out and not partial:
+        raise together(list(left_out), len(held) + len(left_out), root)
+    kept, notes = coverage.settle_duplicates(list(held.values()), duplicates)
+    kept = sorted(kept, key=lambda info: info.sort_key)
+    owners = {id(info): owner for (owner, _), info in held.items()}
+    notes = [*notes, *coverage.missing_ranks(kept, [], root, partial)]
+    notes += [n for _, own, _ in found if own is not None for n in own.notes if n.code != "ranks-missing"]
+    mine = {number for number, info in enumerate(kept) if owners[id(info)] == node}
+    return Scan(tuple(kept), left_out, tuple(dict.fromkeys(notes)), root), mine
 
 
 def _fingerprint(scanned: Scan) -> tuple[int, str]:

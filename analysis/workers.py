@@ -45,6 +45,7 @@ class Job:
     settings: Settings
     consumers: tuple[Consumer, ...] = ()
     skip: frozenset[tuple[int, int]] = frozenset()
+    readable: frozenset[int] | None = None  # shards that this node can open; None is all
 
 
 @dataclass(frozen=True)
