@@ -9,6 +9,7 @@ from rollout_is.analysis.doctor.state import State, counts, smallest
 from rollout_is.analysis.doctor.verdict import Draft, Scene, Scope, percent, plural
 
 MIN_TOKENS = 32
+FEW = 4  # tokens; coarse storage rounds fewer to the same bits by chance
 TELLING = -0.5  # summed log-prob of a sequence; above it, two engines may well agree on every bit
 
 
@@ -31,7 +32,7 @@ class Copies(State):
         some = table.n > 0
         same = some & (table.sum_abs == 0.0)
         zero = same & (table.sum_train == 0.0)
-        speaks = some & (table.sum_train < TELLING)
+        speaks = (table.n >= FEW) & (table.sum_train < TELLING)
         for i, chosen in enumerate((some, same, zero)):
             self.tokens[i] += int(table.n[chosen].sum())
             self.sequences[i] += int(chosen.sum())

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from made import Shard, sequences, shard, write_dump
 
 from rollout_is.cli.app import main
@@ -189,3 +190,16 @@ def test_c49_sequences_in_another_order_on_one_rank(tmp_path: Path) -> None:
     assert "1. error: no correlation at any lag" in text
     assert "not the same quantity on rank 1 (1 of 4 ranks)" in text
     assert "explains where.rank" in text
+
+
+@pytest.mark.parametrize("length", [1, 2, 50])
+def test_c71_coarse_storage_of_short_sequences_is_no_copy(tmp_path: Path, length: int) -> None:
+    """In bf16 single tokens agree on every bit by chance; whole copies of longer sequences are still found."""
+    t, r = real(71, 40 * 50)
+    t, r = np.minimum(t, -1e-4), np.minimum(r, -1e-4)
+    cu = list(range(0, 2001, length))
+    one = shard(t, r, np.ones(2000, bool), cu, dtype=torch.bfloat16, token_ids=np.arange(2000))
+    assert "bit-identical on both sides" not in flat("doctor", str(write_dump(tmp_path / "chance", [one])))
+    if length == 50:
+        one.rollout[:300] = one.train[:300]
+        assert "6 sequences of 40 (15 %) are bit-identical" in flat("doctor", str(write_dump(tmp_path / "copy", [one])))
