@@ -48,9 +48,11 @@ def _nothing_valid(s: Summary) -> Iterator[Finding]:
         yield Finding(
             "coverage.nothing_valid",
             "error",
-            f"no valid tokens: the mask {s.settings.get('mask', 'response_mask')} is 0 at all {positions:,} positions, nothing was measured",
+            f"no valid tokens: the mask {s.settings.get('mask', 'response_mask')} is 0 at all {positions:,} positions, nothing was measured"
+            if positions
+            else "no valid tokens: the dump holds no positions at all, nothing was measured",
             {"positions": positions, "valid_tokens": 0},
-            "METRICS.md: nothing comparable is never a pass",
+            "any at all: nothing comparable is never a pass",
             f"rollout-is inspect {shell_path(s)}",
         )
 
@@ -63,7 +65,7 @@ def _nonfinite(s: Summary) -> Iterator[Finding]:
             "error",
             f"{bad:,} of {valid:,} valid tokens have a NaN or infinite log-prob; the figures leave them out",
             {"nonfinite_valid_tokens": bad, "valid_tokens": valid},
-            "METRICS.md: any is a failing condition",
+            "any at all is a failing condition",
             f"rollout-is analyze {shell_path(s)} --top 20",
         )
 
@@ -78,7 +80,7 @@ def _noted(s: Summary) -> Iterator[Finding]:
                 note.severity,
                 note.message,
                 {"metric": note.metric} if note.metric else {},
-                "METRICS.md and DESIGN.md: notes on the data",
+                "any at all",
                 f"rollout-is {follow.format(dump=shell_path(s))}",
             )
 

@@ -37,7 +37,7 @@ def from_notes(notes: Sequence[Note]) -> list[Finding]:
                 note.severity,
                 note.message,
                 evidence,
-                "notes on the data (METRICS.md, DESIGN.md)",
+                "any at all",
                 f"rollout-is explain {note.code}",
             )
         )

@@ -152,3 +152,14 @@ def test_the_next_command_can_be_pasted_into_a_shell() -> None:
     found = findings(summary({"token.rollout_is_eff_sample_size": 0.1}))
     assert "'my dump'" in found[0].next
     assert "DUMP" in findings(Summary({}, {"positions": 8, "valid_tokens": 0}, {}, {}))[0].next
+
+
+def test_words_for_an_empty_dump_and_thresholds_without_unshipped_pages() -> None:
+    empty = summary(coverage=COVERAGE | {"valid_tokens": 0, "positions": 0})
+    assert "holds no positions" in findings(empty)[0].message
+    bad = summary(
+        coverage=COVERAGE | {"nonfinite_valid_tokens": 3}, notes=(Note("duplicate-sequences", "warning", "", "copies"),)
+    )
+    found = (*findings(empty), *findings(bad))
+    assert {"coverage.nothing_valid", "coverage.nonfinite", "note.duplicate-sequences"} <= {f.id for f in found}
+    assert all(f.source and "METRICS.md" not in f.source and "DESIGN.md" not in f.source for f in found)
