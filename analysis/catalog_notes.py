@@ -85,6 +85,11 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "trainers overwrite the mask when they reject tokens",
         "dump the mask before rejection too, as mask.pre_rejection, to see what was rejected",
     ),
+    "pad-with-valid-tokens": (
+        "segments marked as padding hold tokens that the mask lets through",
+        "the mask of the pad tail is not 0, or the flags belong to other segments",
+        "mask the padding, or correct segment_is_pad; the mask decides what is counted",
+    ),
     "rejected-share": (
         "tokens and sequences that are valid under a further mask of the dump and not under the mask in use",
         "the trainer rejected them before the dump (the rule, not the mask, says why), or the further mask is wider by design",

@@ -78,6 +78,12 @@ def data_notes(
                 "masks-identical", "notice", role,
                 f"{role} is identical to {mask} at every position: before and after it are the same figures",
             )  # fmt: skip
+    if observed.pad_valid:
+        note(
+            "pad-with-valid-tokens", "warning", "segment_is_pad",
+            f"{_share(observed.pad_valid, observed.valid)} of valid tokens lie in segments that segment_is_pad calls padding: "
+            "they are counted as sequences; the mask or the flags are wrong",
+        )  # fmt: skip
     notes += rejected_notes(observed.rejected, mask, coverage.segments)
     _resolution(observed, shards, mean_abs, note)
     if observed.masked_fill:

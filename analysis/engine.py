@@ -392,6 +392,9 @@ class _UnitRun:
             fill=(bool((self.valid > 0).any()), bool(self._padlike()[0])) if unit.fragment else None,
             worst_tokens=self.tokens,
         )
+        said = self.shard.segment_column("segment_is_pad")
+        if said is not None:
+            self.observed.pad_valid = int(self.valid[(said[unit.first : unit.last] != 0).numpy()].sum())
         for role, eligible in self.eligible.items():
             self.observed.rejected[role] = Rejected.of(unit, eligible, self.valid, self.left_out[role])
         self.observed.identical = int(valid_table.sums[sums.IDENTICAL].sum())

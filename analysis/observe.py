@@ -51,6 +51,7 @@ class Observations:
     both_zero: int = 0
     identical: int = 0
     valid: int = 0
+    pad_valid: int = 0  # valid tokens in segments that segment_is_pad marks
     nonfinite_valid: int = 0
     nonfinite_masked: int = 0
     nonfinite_places: list[tuple[int, int, float, float]] = field(default_factory=list)  # shard, position, t, r
@@ -63,7 +64,7 @@ class Observations:
     def add(self, other: Observations) -> None:
         self.train.add(other.train)
         self.rollout.add(other.rollout)
-        for name in ("both_zero", "identical", "valid", "nonfinite_valid", "nonfinite_masked"):
+        for name in ("both_zero", "identical", "valid", "pad_valid", "nonfinite_valid", "nonfinite_masked"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.nonfinite_places = sorted(self.nonfinite_places + other.nonfinite_places, key=lambda p: p[:2])[:KEPT]
         self.mask_values.update(other.mask_values)

@@ -79,3 +79,15 @@ def test_cut_sequences_and_ranks_count_once(tmp_path: Path, monkeypatch: pytest.
     summary = analyze(write_dump(tmp_path, [one, one], ranks=2), settings=Settings(), workers=1)
     assert f"50 % ({2 * n:,}) of the {4 * n:,} tokens" in messages(summary, "rejected-share")
     assert "50 % (2) of its 4 sequences (50 % of all 4 segments)" in messages(summary, "rejected-share")
+
+
+def test_c01_padding_that_the_mask_lets_through_is_told() -> None:
+    """The fault this tool began with, seen from the flags: a segment called padding is scored."""
+    r = -np.arange(1.0, 13.0)
+    flags = np.array([0, 0, 1])
+    scored = shard(r, r - 0.1, np.ones(12, bool), [0, 4, 8, 12], segment_is_pad=flags).summarize()
+    assert "33.3 % (4) of valid tokens lie in segments that segment_is_pad calls padding" in messages(
+        scored, "pad-with-valid-tokens"
+    )
+    masked = shard(r, r - 0.1, [1] * 8 + [0] * 4, [0, 4, 8, 12], segment_is_pad=flags).summarize()
+    assert "pad-with-valid-tokens" not in codes(masked)
