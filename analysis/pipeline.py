@@ -136,7 +136,7 @@ def analyze(
     >>> from rollout_is.dumps.writer import DumpWriter
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with DumpWriter(folder) as writer:
-    ...         writer.write(step=1, train_logprobs=torch.tensor([-1.0, -2.0, 0.0]),
+    ...         path = writer.write(step=1, train_logprobs=torch.tensor([-1.0, -2.0, 0.0]),
     ...                      rollout_logprobs=torch.tensor([-1.5, -2.0, 0.0]),
     ...                      response_mask=torch.tensor([1, 1, 0]), cu_seqlens=torch.tensor([0, 2, 3]))
     ...     summary = analyze(folder)
