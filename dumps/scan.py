@@ -99,8 +99,8 @@ def scan(
         )
         notes.append(Note("temporary-files", "info", "", message))
     if found.passed_over:
-        names = [os.path.basename(path) for path in sorted(found.passed_over)]  # the end of a long path is what tells
-        message = f"files of another kind beside the shards, passed over: {listing(names, SHOWN)}"
+        others = [os.path.basename(path) for path in sorted(found.passed_over)]  # the end of a long path is what tells
+        message = f"files of another kind beside the shards, passed over: {listing(others, SHOWN)}"
         notes.append(Note("files-passed-over", "info", "", message))
     if found.marked and found.unmarked:
         message = f"folders without the marker of completeness that others have: {listing(sorted(found.unmarked), SHOWN)}; still being written?"
