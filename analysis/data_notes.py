@@ -10,6 +10,7 @@ from statistics import median
 from rollout_is.analysis.engine import Coverage
 from rollout_is.analysis.observe import Observations, Side
 from rollout_is.analysis.rejected import rejected_notes
+from rollout_is.analysis.select import MORE_VALUES
 from rollout_is.dumps.notes import Note
 from rollout_is.dumps.shard import ShardInfo
 
@@ -66,11 +67,13 @@ def data_notes(
             "100 % of valid tokens are bit-identical on both sides; was the trainer pass skipped, or one side copied?",
         )  # fmt: skip
     if observed.mask_values:
-        values = ", ".join(f"{v:g}" for v in sorted(observed.mask_values)[:10])
+        others = sorted(v for v in observed.mask_values if v != MORE_VALUES)
+        more = ", ..." if len(others) > 10 or MORE_VALUES in observed.mask_values else ""
+        values = ", ".join(f"{v:g}" for v in others[:10]) + more
         note(
             "mask-values", "notice", mask,
-            f"mask has values {{0, 1, {values}}}, treated as on/off ({sum(observed.mask_values.values()):,} positions "
-            "are neither 0 nor 1)",
+            f"mask has values besides 0 and 1: {values}, treated as on/off ({sum(observed.mask_values.values()):,} "
+            "positions are neither 0 nor 1)",
         )  # fmt: skip
     for role, differs in sorted(observed.mask_differs.items()):
         if not differs:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from rollout_is.dumps.shard import ShardInfo
 
+MORE_VALUES = -1.0  # stands for further values of a mask where they are counted: no mask may hold it
 _BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
@@ -92,4 +93,7 @@ def _others(values: Any, high: Any) -> dict[float, int]:
     if values.dtype.kind != "f" and high <= 1:
         return {}
     unique, counts = np.unique(values[(values != 0) & (values != 1)], return_counts=True)
-    return {float(v): int(c) for v, c in zip(unique[:10], counts[:10], strict=True)}
+    found = {float(v): int(c) for v, c in zip(unique[:10], counts[:10], strict=True)}
+    if len(unique) > 10:
+        found[MORE_VALUES] = int(counts[10:].sum())
+    return found

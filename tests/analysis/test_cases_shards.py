@@ -96,6 +96,15 @@ def test_c104_fractional_mask_is_on_or_off() -> None:
     assert "mask-values" not in codes(one.summarize())
 
 
+def test_c104_every_position_of_a_soft_mask_is_counted() -> None:
+    one = sequences([0.1] * 40)
+    one.mask = torch.linspace(0.1, 0.9, 40)
+    said = messages(one.summarize(), "mask-values")
+    assert "besides 0 and 1: 0.1, " in said and ", ..., treated" in said and "(40 positions" in said
+    one.mask = torch.tensor([255] * 3 + [0] * 37, dtype=torch.uint8)
+    assert "besides 0 and 1: 255, treated as on/off (3 positions" in messages(one.summarize(), "mask-values")
+
+
 @pytest.mark.parametrize("bad", [-1.0, math.nan, -0.25, math.inf])
 def test_negative_nan_or_infinite_mask_is_an_error(tmp_path: Path, bad: float) -> None:
     one = sequences([0.3, 0.1, -0.1])
