@@ -85,6 +85,16 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "trainers overwrite the mask when they reject tokens",
         "dump the mask before rejection too, as mask.pre_rejection, to see what was rejected",
     ),
+    "tokens-differ": (
+        "token_ids and rollout_token_ids, both dumped, are not the same tokens: the two sides scored different text",
+        "the response was decoded and encoded again before training, or a chat template rewrote the history",
+        "hand the engine's token ids to the trainer; what follows the first difference is in no figure",
+    ),
+    "cp-slices": (
+        "shards hold slices of sequences, as context parallelism left them (metadata cp_size above 1)",
+        "every rank dumped its own part; token figures are right, figures of sequences are those of slices",
+        "gather the slices before the dump: only the trainer knows their layout",
+    ),
     "pad-with-valid-tokens": (
         "segments marked as padding hold tokens that the mask lets through",
         "the mask of the pad tail is not 0, or the flags belong to other segments",

@@ -10,6 +10,7 @@ from statistics import median
 from rollout_is.analysis.engine import Coverage
 from rollout_is.analysis.observe import Observations, Side
 from rollout_is.analysis.rejected import rejected_notes
+from rollout_is.analysis.retokenized import retokenized_notes
 from rollout_is.analysis.select import MORE_VALUES
 from rollout_is.dumps.notes import Note
 from rollout_is.dumps.shard import ShardInfo
@@ -87,6 +88,7 @@ def data_notes(
             f"{_share(observed.pad_valid, observed.valid)} of valid tokens lie in segments that segment_is_pad calls padding: "
             "they are counted as sequences; the mask or the flags are wrong",
         )  # fmt: skip
+    notes += retokenized_notes(observed.retokenized, shards)
     notes += rejected_notes(observed.rejected, mask, coverage.segments)
     _resolution(observed, shards, mean_abs, note)
     if observed.masked_fill:

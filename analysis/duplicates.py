@@ -57,8 +57,8 @@ class DuplicateIndex:
             self.parts = [p[:, _hash(p) % self.thinning == 0] for p in self.parts]
             self.size = sum(p.shape[1] for p in self.parts)
 
-    def candidates(self) -> list[list[tuple[int, int]]]:
-        """Sets of two and more (shard, segment) whose length and checksum agree, each set in place order."""
+    def candidates(self) -> list[tuple[int, list[tuple[int, int]]]]:
+        """(valid tokens, places) of two and more (shard, segment) whose length and checksum agree, longest first."""
         rows = [*self.parts]
         if self.open_parts:
             keys = sorted(self.open_parts)
@@ -68,14 +68,14 @@ class DuplicateIndex:
         table = np.concatenate(rows, axis=1)
         table = table[:, np.lexsort((table[1], table[0], table[3], table[2]))]
         same = (table[2, 1:] == table[2, :-1]) & (table[3, 1:] == table[3, :-1])
-        out: list[list[tuple[int, int]]] = []
+        out: list[tuple[int, list[tuple[int, int]]]] = []
         for i in np.flatnonzero(same):
             place, before = (int(table[0, i + 1]), int(table[1, i + 1])), (int(table[0, i]), int(table[1, i]))
-            if out and out[-1][-1] == before:
-                out[-1].append(place)
+            if out and out[-1][1][-1] == before:
+                out[-1][1].append(place)
             else:
-                out.append([before, place])
-        return out
+                out.append((int(table[2, i]), [before, place]))
+        return out[::-1]
 
 
 def _hash(rows: Ints) -> Ints:
@@ -95,12 +95,14 @@ class Duplicates:
         originals: (shard, segment) of the first, aligned with ``copies``.
         unchecked: candidates whose bytes were not compared.
         thinning: one in how many sequences was looked at.
+        longest: valid tokens of the longest copy.
     """
 
     copies: tuple[tuple[int, int], ...]
     originals: tuple[tuple[int, int], ...]
     unchecked: int
     thinning: int
+    longest: int = 0
 
 
 def confirm(
@@ -110,18 +112,19 @@ def confirm(
     sets = index.candidates()
     wanted: list[tuple[int, int]] = []
     unchecked = 0
-    for group in sets:
+    for _, group in sets:
         near = [place for place in group if place[0] in shards]  # another node's shards cannot be read here
         unchecked += len(group) - len(near)
         group = near
         if len(wanted) + len(group) <= COMPARED:
             wanted += group
         else:
-            unchecked += len(group) - 1
+            unchecked += max(0, len(group) - 1)
     content = _contents(sorted(set(wanted)), shards, opener)
     copies: list[tuple[int, int]] = []
     originals: list[tuple[int, int]] = []
-    for group in sets:
+    longest = 0
+    for n, group in sets:
         first: dict[bytes, tuple[int, int]] = {}
         for place in group:
             if place not in content:
@@ -130,7 +133,11 @@ def confirm(
             if known != place:
                 copies.append(place)
                 originals.append(known)
-    return Duplicates(tuple(copies), tuple(originals), unchecked, index.thinning)
+                longest = max(longest, n)
+    order = sorted(range(len(copies)), key=lambda i: copies[i])
+    return Duplicates(
+        tuple(copies[i] for i in order), tuple(originals[i] for i in order), unchecked, index.thinning, longest
+    )
 
 
 def _contents(

@@ -20,6 +20,7 @@ from rollout_is.analysis.observe import Observations
 from rollout_is.analysis.ops import make_ops
 from rollout_is.analysis.populations import Bounds, Table
 from rollout_is.analysis.rejected import Rejected
+from rollout_is.analysis.retokenized import cut_at_difference
 from rollout_is.analysis.rows import (
     FragmentSums,
     Population,
@@ -204,6 +205,7 @@ class _UnitRun:
                 MaskRuns(other).before(np.clip(self.edges, unit.start, unit.stop) - unit.start)
             )
             self.left_out[role] = int(np.count_nonzero(other & ~valid))
+        self.observed.retokenized = cut_at_difference(shard, unit, self.edges, valid)
         runs = MaskRuns(valid)
         before = runs.before(np.clip(self.edges, unit.start, unit.stop) - unit.start)
         self.valid += before[1:] - before[:-1]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rollout_is.dumps.scan import Scan
 
 SHOWN = 10
+TELLING = 4  # valid tokens from which on a copy is no accident
 
 
 def write(
@@ -180,7 +181,8 @@ def _duplicate_notes(found: Duplicates, shards: Mapping[int, ShardInfo]) -> list
     notes.append(
         Note(
             "duplicate-sequences",
-            "warning",
+            # Answers of a token or three are alike by themselves.
+            "warning" if found.longest >= TELLING else "notice",
             "coverage.sequences",
             f"{count:,} exact duplicate {word} ({places}){more}{share}; without_duplicates has the figures without",
         )

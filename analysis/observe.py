@@ -11,6 +11,7 @@ import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints
 from rollout_is.analysis.rejected import Rejected
+from rollout_is.analysis.retokenized import Retokenized
 
 SAMPLE = 2048  # valid tokens of each unit looked at for repeated constants and resolution
 KNOWN_FILLS = (0.0, 1.0, -9999.0, -1e10, math.inf, -math.inf, math.nan)
@@ -57,6 +58,7 @@ class Observations:
     nonfinite_places: list[tuple[int, int, float, float]] = field(default_factory=list)  # shard, position, t, r
     mask_values: Counter[float] = field(default_factory=Counter)
     _looked: int = 0
+    retokenized: Retokenized = field(default_factory=Retokenized)
     mask_differs: dict[str, bool] = field(default_factory=dict)  # further mask -> differs from the one in use
     rejected: dict[str, Rejected] = field(default_factory=dict)  # further mask -> what the one in use leaves out of it
     masked_fill: Counter[str] = field(default_factory=Counter)  # constants seen under the mask, as text
@@ -68,6 +70,7 @@ class Observations:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.nonfinite_places = sorted(self.nonfinite_places + other.nonfinite_places, key=lambda p: p[:2])[:KEPT]
         self.mask_values.update(other.mask_values)
+        self.retokenized.add(other.retokenized)
         for role, differs in other.mask_differs.items():
             self.mask_differs[role] = self.mask_differs.get(role, False) or differs
         for role, one in other.rejected.items():

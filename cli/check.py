@@ -108,7 +108,8 @@ def command(
         write_step_summary(render.to_md(verdict))
     if not config.limits and reference is None:
         remark("no limits configured: only the built-in set was checked (rollout-is baseline writes more)", quiet)
-    return 0 if verdict.passed or exit_zero else 1
+    # Nothing comparable never exits 0 (METRICS.md, invariant 9), whatever was asked for.
+    return 0 if verdict.passed or (exit_zero and summary.comparable) else 1
 
 
 def _config(limits: Path | None) -> GateConfig:

@@ -22,7 +22,7 @@ MOST_PROBLEMS = 10
 
 
 def command(
-    dump: o.Dump,
+    dump: o.Shards,
     column: o.Columns = None,
     steps: o.Steps = None,
     duplicates: o.DuplicatesOption = None,

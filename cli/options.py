@@ -37,6 +37,7 @@ class Duplicates(StrEnum):
     all = "all"
 
 
+Shards = Annotated[list[str], typer.Argument(metavar="DUMP", help="folders, files or globs of shards")]
 Dump = Annotated[list[str], typer.Argument(metavar="DUMP", help="folders, files or globs of shards, or a saved JSON")]
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="how the result is written")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="write here instead of stdout")]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    dump: o.Dump,
+    dump: o.Shards,
     policy: Annotated[
         list[str] | None, typer.Option("--policy", metavar="NAME|SPEC", help="a preset or a spec (repeatable)")
     ] = None,

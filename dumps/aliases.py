@@ -82,6 +82,7 @@ PACKS = ("cu_packs", "pack_offsets")
 PACK_LENGTHS = ("pack_lens", "pack_lengths")
 OPTIONAL: Mapping[str, tuple[str, ...]] = {
     "token_ids": ("token_ids", "input_ids", "tokens"),
+    "rollout_token_ids": ("rollout_token_ids", "rollout_input_ids", "engine_token_ids"),
     "advantages": ("advantages",),
     "policy_version": ("policy_version", "policy_versions", "versions", "weight_versions"),
     "entropy": ("entropy", "entropies"),

@@ -123,6 +123,43 @@ def missing_ranks(shards: Sequence[ShardInfo], bad: Sequence[Place], root: str, 
     )
 
 
+def context_parallel(shards: Sequence[ShardInfo], allow_partial: bool, root: str) -> list[Note]:
+    """What is to be said of shards that hold context-parallel slices (metadata ``cp_size`` above 1, ``cp_rank``).
+
+    Slices are never put together here: only the trainer knows their layout.
+
+    Raises:
+        DumpError: a slice of a group is missing and ``allow_partial`` is off.
+    """
+    groups: dict[tuple[int | None, str], tuple[int, set[str]]] = {}
+    for shard in shards:
+        size = shard.metadata.get("cp_size", "")
+        if not size.isdigit() or int(size) < 2:
+            continue
+        key = (shard.step, shard.metadata.get("dp_rank", ""))
+        seen = groups.setdefault(key, (int(size), set()))[1]
+        seen.add(shard.metadata.get("cp_rank", str(shard.rank)))
+    if not groups:
+        return []
+    lines = [
+        f"step {step}{f', dp_rank {dp}' if dp else ''}: {len(seen)} of {size} slices"
+        for (step, dp), (size, seen) in sorted(groups.items(), key=lambda item: (item[0][0] or 0, item[0][1]))
+        if len(seen) < size
+    ]
+    if lines and not allow_partial:
+        raise DumpError(
+            root,
+            f"expected every slice of a context-parallel group, found{_some(lines, _LINE, _LINE)}",
+            "a rank's file was not copied, or the run is still writing",
+            "copy the rest, or pass --allow-partial to report on what is there",
+            code="cp-slices",
+        )
+    message = "shards hold context-parallel slices: tokens are counted once, but every slice is taken for a sequence of its own"
+    if lines:
+        message += f"; partial CP groups: {_some(lines, '; ')}"
+    return [Note("cp-slices", "warning", "", f"{message}; gather the slices before the dump")]
+
+
 def missing_steps(shards: Sequence[ShardInfo]) -> list[Note]:
     """Gaps in the steps, against the interval at which the dump was usually written."""
     steps = sorted({shard.step for shard in shards if shard.step is not None})

@@ -56,6 +56,6 @@ def allowed(role: str) -> frozenset[str]:
         return OFFSETS
     if role == "labels":
         return SIGNED
-    if role in ("token_ids", "sequence_ids", "group_ids", "prompt_lens"):
+    if role in ("token_ids", "rollout_token_ids", "sequence_ids", "group_ids", "prompt_lens"):
         return INTEGERS
     return frozenset(NUMBERS)  # masks, rewards, versions, segment_is_pad

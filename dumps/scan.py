@@ -87,6 +87,7 @@ def scan(
     shards = sorted(shards, key=lambda shard: shard.sort_key)
     one_file = len(as_list(paths)) == 1 and os.path.isfile(as_list(paths)[0])  # who names one shard means one shard
     notes += coverage.missing_ranks(shards, headers.bad_places, root, allow_partial or one_file)
+    notes += coverage.context_parallel(shards, allow_partial, root)
     notes += coverage.missing_steps(shards)
     notes += wanted.notes({shard.step for shard in shards}, headers.unknown_steps)
     notes += _column_notes(headers.column_notes, len(shards))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Roles of [T] columns: one value a position.
-TOKEN_ROLES = ("train", "rollout", "mask", "token_ids", "advantages", "policy_version", "entropy")
+TOKEN_ROLES = ("train", "rollout", "mask", "token_ids", "rollout_token_ids", "advantages", "policy_version", "entropy")
 # Roles of [S] columns: one value a segment.
 SEGMENT_ROLES = ("sequence_ids", "group_ids", "rewards", "prompt_lens", "segment_is_pad")
 # Roles of offsets.
