@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rollout_is.analysis.batch import Ints
-from rollout_is.analysis.doctor.state import MAGNITUDES, State, counts, magnitudes, places, quantile
+from rollout_is.analysis.doctor.state import MAGNITUDES, State, counts, places, quantile, tally
 from rollout_is.analysis.doctor.verdict import Draft, Scene, find_scope, plural, sig
 from rollout_is.analysis.doctor.window import Window
 
@@ -39,12 +39,12 @@ class Edges(State):
         last = (window.stops - 1)[window.ends & long]
         inner = np.ones(window.n, np.bool_)
         inner[first] = inner[last] = False
-        self.first += magnitudes(window.d[first])
-        self.last += magnitudes(window.d[last])
-        self.inner += magnitudes(window.d[inner])
+        self.first += tally(window.magnitude[first])
+        self.last += tally(window.magnitude[last])
+        self.inner += tally(window.magnitude[inner])
         for step in range(1, NEAR + 1):
-            self.near_first += magnitudes(window.d[first + step])
-            self.near_last += magnitudes(window.d[last - step])
+            self.near_first += tally(window.magnitude[first + step])
+            self.near_last += tally(window.magnitude[last - step])
         self._keep(self.first_places, window, first)
         self._keep(self.last_places, window, last)
 

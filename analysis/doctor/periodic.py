@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rollout_is.analysis.batch import Ints
-from rollout_is.analysis.doctor.state import MAGNITUDES, State, counts, magnitudes, places, quantile, table
+from rollout_is.analysis.doctor.state import MAGNITUDES, State, counts, places, quantile, table, tally
 from rollout_is.analysis.doctor.verdict import Draft, Scene, Scope, percent, plural, sig
 from rollout_is.analysis.doctor.window import Window
 
@@ -40,7 +40,7 @@ class Periodic(State):
 
     def look(self, window: Window) -> None:
         """Take in a sampled window: the histogram only."""
-        self.seen += magnitudes(window.d)
+        self.seen += tally(window.magnitude)
 
     def outliers(self, window: Window, pack_offset: Ints) -> None:
         """Take in the outliers of any block; pack_offset int64 [k]: where each piece's pack starts."""

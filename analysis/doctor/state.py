@@ -133,7 +133,12 @@ def magnitude_bin(x: NDArray[np.floating[Any]]) -> NDArray[np.int32]:
 
 def magnitudes(x: NDArray[np.floating[Any]]) -> Ints:
     """Histogram of |x|, int64 [MAGNITUDES]."""
-    return np.bincount(magnitude_bin(x), minlength=MAGNITUDES).astype(np.int64)
+    return tally(magnitude_bin(x))
+
+
+def tally(bins: NDArray[np.int32]) -> Ints:
+    """Histogram of bins, int64 [MAGNITUDES]."""
+    return np.bincount(bins, minlength=MAGNITUDES).astype(np.int64)
 
 
 def magnitude_value(index: int) -> float:

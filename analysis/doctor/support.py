@@ -15,7 +15,6 @@ from rollout_is.analysis.doctor.state import (
     counts,
     inner,
     largest,
-    magnitudes,
     quantile,
     smallest,
     totals,
@@ -74,9 +73,9 @@ class Support(State):
         self.chunks[0] += len(starts)
         for f in range(FOLDS):
             self.folds[f] += rows[fold == f].sum(axis=0)
-        negative = d < 0
-        self.below += magnitudes(d[negative])
-        self.above += magnitudes(d[~negative])
+        both = np.bincount(window.magnitude + MAGNITUDES * (d >= 0), minlength=2 * MAGNITUDES)
+        self.below += both[:MAGNITUDES]
+        self.above += both[MAGNITUDES:]
         low = float(np.minimum(d, 0.0).sum())
         self.mass += np.array([-low, float(d.sum()) - low])
         self.square[0] += inner(d, d)

@@ -13,9 +13,9 @@ from rollout_is.analysis.doctor.state import (
     State,
     counts,
     magnitude_bin,
-    magnitudes,
     quantile,
     share_of_top,
+    tally,
     totals,
 )
 from rollout_is.analysis.doctor.verdict import Draft, Scene, Scope, percent, sig
@@ -45,7 +45,7 @@ class Tails(State):
         """Take in clean tokens."""
         if window.n == 0:
             return
-        self.histogram += magnitudes(window.d)
+        self.histogram += tally(window.magnitude)
         p = window.probability
         self.by_probability[:, 0] += np.bincount(p, minlength=PROBS)
         self.by_probability[:, 1] += np.bincount(p, weights=window.abs_d, minlength=PROBS)

@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_is.analysis.batch import Floats, Ints
+from rollout_is.analysis.doctor.state import magnitude_bin
 
 if TYPE_CHECKING:
     from rollout_is.dumps.shard import ShardInfo
 
 CHUNK = 128  # tokens over which one lag is decided
-SAMPLE = 8  # one position in so many is looked at closely, once the first block of a unit has been
+SAMPLE = 16  # one position in so many is looked at closely, once the first block of a unit has been
 NEIGHBOURS = 2
 
 PROB_EDGES = tuple(float(np.log(p)) for p in (1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 0.99))
@@ -42,7 +43,7 @@ Bools = NDArray[np.bool_]
 def takes_block(seen: int, taken: int) -> bool:
     """Whether the next block is sampled, after ``seen`` positions of the unit of which ``taken`` were.
 
-    >>> [takes_block(0, 0), takes_block(100, 100), takes_block(800, 100)]
+    >>> [takes_block(0, 0), takes_block(100, 100), takes_block(1600, 100)]
     [True, False, True]
     """
     return taken * SAMPLE <= seen
@@ -109,6 +110,11 @@ class Window:
     def abs_d(self) -> Floats:
         """float64 [v] |d|."""
         return np.abs(self.d)
+
+    @cached_property
+    def magnitude(self) -> NDArray[np.int32]:
+        """int32 [v] histogram bin of |d|."""
+        return magnitude_bin(self.d)
 
     @cached_property
     def probability(self) -> Ints:

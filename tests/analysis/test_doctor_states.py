@@ -123,7 +123,7 @@ def test_candidates_are_known_fills_and_repeats() -> None:
     assert sorted(candidates(x)) == [-2.5, 0.0]
 
 
-def test_sampling_takes_the_first_block_and_an_eighth_after_it() -> None:
+def test_sampling_takes_the_first_block_and_a_sixteenth_after_it() -> None:
     seen = taken = 0
     picked = []
     for _ in range(64):
@@ -131,7 +131,7 @@ def test_sampling_takes_the_first_block_and_an_eighth_after_it() -> None:
         seen += 100
         taken += 100 if picked[-1] else 0
     assert picked[0]
-    assert sum(picked) == 8
+    assert sum(picked) == 4
 
 
 def parts_of(seeds: list[int]) -> list[dict[str, State]]:
