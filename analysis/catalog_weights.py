@@ -152,7 +152,7 @@ def level_entries(level: str) -> list[Entry]:
                 direction=_WHICH,
                 reduction="quantile",
                 weight=False,
-                source="METRICS.md; order statistics as numpy's inverted_cdf",
+                source="docs/METRICS.md; order statistics as numpy's inverted_cdf",
             )
             for key, share in QUANTILES.items()
         ),
