@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rollout_is.dumps.shard import OpenShard
 
 SMALL = 4 << 20  # positions below which more processes cost more than they save
+MANY = 256  # tasks from which on they pay all the same: a shard costs some milliseconds however small it is
 SLICE = 1 << 20
 Paths = str | Path | Sequence[str | Path]
 
@@ -284,7 +285,8 @@ def worker_count(workers: int | None, plan: Plan, settings: Settings) -> int:
         return 1
     if workers is not None:
         return workers
-    return usable_cores() if sum(t.positions for t in plan.tasks) >= SMALL else 1
+    large = sum(t.positions for t in plan.tasks) >= SMALL or len(plan.tasks) >= MANY
+    return usable_cores() if large else 1
 
 
 def run_plan(plan: Plan, job: Job, workers: int, progress: Progress | None) -> Outcome:
