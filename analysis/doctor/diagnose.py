@@ -26,6 +26,7 @@ from rollout_is.analysis.doctor import (
 )
 from rollout_is.analysis.doctor.consumer import Parts
 from rollout_is.analysis.doctor.verdict import Draft, Scene
+from rollout_is.analysis.doctor.worst import Worst
 from rollout_is.analysis.summary import Finding
 
 JUDGES: tuple[Callable[[Scene], list[Draft]], ...] = (
@@ -64,7 +65,12 @@ def diagnose(parts: Parts) -> tuple[Finding, ...]:
     drafts: list[Draft] = []
     for judge in JUDGES:
         drafts += judge(scene)
-    return tuple(draft.finish(scene) for draft in causes.attach(scene, drafts))
+    listed = causes.attach(scene, drafts)
+    for (
+        draft
+    ) in listed:  # a fault of all tokens alike has no place of its own: the worst tokens of its scope stand for it
+        draft.places = draft.places or Worst.of(scene, draft.scope)
+    return tuple(draft.finish(scene) for draft in listed)
 
 
 def worst(findings: Sequence[Finding], severity: str = "warning") -> list[Finding]:

@@ -14,6 +14,11 @@ def test_every_planted_fault_is_named(seed: int) -> None:
     missed = []
     for id, fault, dump in planted_faults.planted(seed):
         findings = planted_faults.examine(dump)
+        for finding in findings:
+            shown = finding.evidence["places"]
+            assert len(shown) <= 3
+            assert shown or finding.id in ("copies.zero", "scale.metadata") or finding.severity == "info", finding
+            assert finding.message and finding.source and finding.next and finding.evidence["strength_is"]
         if planted_faults.named(findings, id) != "named":
             missed.append((id, fault, [f.id for f in findings]))
     assert len(missed) <= 1, missed  # a small dump can be too small for a weak fault; docs/doctor.md gives the rates

@@ -191,3 +191,9 @@ def test_every_id_in_the_code_has_a_page() -> None:
             used |= set(re.findall(rf'"((?:{families})\.[a-z_]+)"', file.read_text()))
     assert len(used) > 20
     assert used <= set(pages())
+
+
+def test_any_number_of_workers_gives_the_same_bits(tmp_path: Path) -> None:
+    dump = write(tmp_path / "dump", _bad_rank)
+    one, two = (json.loads(run("doctor", dump, "-q", "-f", "json", "--workers", n)[1])["findings"] for n in "12")
+    assert one == two
