@@ -53,7 +53,7 @@ def _nothing_valid(s: Summary) -> Iterator[Finding]:
             else "no valid tokens: the dump holds no positions at all, nothing was measured",
             {"positions": positions, "valid_tokens": 0},
             "any at all: nothing comparable is never a pass",
-            f"rollout-is inspect {shell_path(s)}",
+            f"rollout-is inspect {shell_path(s, headers=True)}",
         )
 
 
@@ -81,7 +81,7 @@ def _noted(s: Summary) -> Iterator[Finding]:
                 note.message,
                 {"metric": note.metric} if note.metric else {},
                 "any at all",
-                f"rollout-is {follow.format(dump=shell_path(s))}",
+                f"rollout-is {follow.format(dump=shell_path(s, headers=follow.startswith('inspect')))}",
             )
 
 
@@ -229,7 +229,14 @@ def _weight(statistic: Statistic | None) -> str:
     return f"exp({statistic.log_value:.3g})"
 
 
-def shell_path(s: Summary) -> str:
-    """The dump's paths as a shell takes them."""
-    path = str(s.source.get("path", ""))
-    return shlex.join(path.split(", ")) if path else "DUMP"
+def shell_path(s: Summary, *, headers: bool = False) -> str:
+    """The dump's paths and the options that chose its data, as a shell takes them; ``headers``: those that inspect knows."""
+    paths = s.source.get("paths") or [p for p in str(s.source.get("path", "")).split(", ") if p]
+    options = list(s.source.get("options", ()))
+    if headers:
+        return shlex.join([*paths, *(o for o in options if o != "--allow-partial")]) if paths else "DUMP"
+    mask = s.settings.get("mask", "response_mask")
+    options += ["--mask", mask] if mask != "response_mask" else []
+    passes = s.settings.get("train", "train"), s.settings.get("rollout", "rollout")
+    options += ["--logprobs", ",".join(passes)] if passes != ("train", "rollout") else []
+    return shlex.join([*paths, *options]) if paths else "DUMP"

@@ -43,7 +43,7 @@ def write(
     notes += _view_notes(views, assembled)
     rest = dict(extra)
     summary = Summary(
-        source=_source(scanned, infos, settings),
+        source=_source(scanned, infos) | plan.asked,
         coverage=_coverage(assembled, plan, shards, left_out, scanned),
         settings=_settings(settings),
         views=views,
@@ -57,7 +57,7 @@ def write(
     return replace(summary, extra=rest, findings=verdict(summary, seen, shell_path(summary)))
 
 
-def _source(scanned: Scan, infos: Sequence[ShardInfo], settings: Settings) -> dict[str, Any]:
+def _source(scanned: Scan, infos: Sequence[ShardInfo]) -> dict[str, Any]:
     columns: dict[str, Counter[str]] = {}
     dtypes: dict[str, Counter[str]] = {}
     metadata: dict[str, set[str]] = {}

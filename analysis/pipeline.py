@@ -63,6 +63,7 @@ class Plan:
     outside: dict[int, int] = field(default_factory=dict)  # shard -> positions outside every segment
     empty: dict[int, str] = field(default_factory=dict)  # shards without positions, by name
     errors: dict[int, RolloutIsError] = field(default_factory=dict)
+    asked: dict[str, list[str]] = field(default_factory=dict)  # paths and options, as a command line would take them
 
     def without(self, errors: Mapping[int, RolloutIsError]) -> Plan:
         """The plan less the shards that failed."""
@@ -158,6 +159,7 @@ def analyze(
     scanned = scan(paths, columns=columns, steps=steps, allow_partial=allow_partial, duplicates=duplicates)
     opener = FileOpener(settings.mask, settings.train, settings.rollout)
     plan = plan_shards(dict(enumerate(scanned.shards)), opener)
+    plan.asked = asked_for(paths, columns, steps, allow_partial, duplicates)
     settle(plan.errors, len(plan.shards), scanned.root, allow_partial)
     job = Job(plan.shards, opener, settings, observers(settings, consumers, diagnose, scanned))
     count = worker_count(workers, plan, settings)
@@ -220,6 +222,18 @@ def summarize(
     outcome = run_plan(plan, job, 1, None)
     settle(outcome.errors, 1, "tensors", False)
     return conclude(scanned, plan, job, outcome, {"workers": 1, "ranks": 1})
+
+
+def asked_for(
+    paths: Paths, columns: Mapping[str, str] | None, steps: str | None, allow_partial: bool, duplicates: str | None
+) -> dict[str, list[str]]:
+    """Which data was asked for, in words that a next command can repeat."""
+    options = [word for role, name in sorted((columns or {}).items()) for word in ("--column", f"{role}={name}")]
+    options += ["--steps", steps] if steps else []
+    options += ["--allow-partial"] if allow_partial else []
+    options += ["--duplicates", duplicates] if duplicates else []
+    listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    return {"paths": sorted(str(path) for path in listed), "options": options}
 
 
 def observers(settings: Settings, consumers: Sequence[Consumer], diagnose: bool, scanned: Scan) -> tuple[Consumer, ...]:

@@ -51,6 +51,7 @@ def analyze_ranked(
             pipeline.settle(plan.errors, len(numbered), scanned.root, allow_partial)
         except RolloutIsError as error:
             met = error
+        plan.asked = pipeline.asked_for(paths, columns, steps, allow_partial, duplicates)
         ranks.agree(met)
         watching = pipeline.observers(settings, consumers, diagnose, scanned)
         job = Job(numbered, opener, settings, watching, readable=None if mine is None else frozenset(mine))

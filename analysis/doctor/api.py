@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from rollout_is.analysis.doctor import coverage
 from rollout_is.analysis.doctor.consumer import Doctor
 from rollout_is.analysis.doctor.verdict import SEVERITIES
+from rollout_is.analysis.findings import shell_path
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Finding, Summary
 
@@ -54,18 +54,12 @@ class Diagnosis:
 
 def diagnosis(summary: Summary) -> Diagnosis:
     """The diagnosis in a summary whose pass had ``consumers=[Doctor()]``, joined with what the notes say."""
-    dump = _dump(summary)
+    dump = shell_path(summary)
     found = [Finding(**data) for data in summary.extra.get(Doctor.name, ())]
     found = [replace(f, next=f.next.replace("DUMP", dump)) for f in found]
     findings = coverage.ranked([*found, *coverage.from_notes(summary.notes)])
     extra = {key: value for key, value in summary.extra.items() if key != Doctor.name}
     return Diagnosis(findings, replace(summary, findings=findings, extra=extra))
-
-
-def _dump(summary: Summary) -> str:
-    """The dump's paths as a shell takes them."""
-    paths = summary.source.get("paths") or summary.source.get("path") or "DUMP"
-    return shlex.join([paths] if isinstance(paths, str) else [str(path) for path in paths])
 
 
 def run(
