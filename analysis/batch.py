@@ -7,7 +7,9 @@ and the finished per-sequence table of every unit once, gives one picklable part
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -56,7 +58,7 @@ class Block:
         mask: bool [n], True = valid.
         train, rollout, d, e: float64 [v]: the valid tokens with finite t, r and d, in natural order;
             d = train - rollout, e = expm1(d).
-        positions: int64 [v] index of each valid token inside the block (lazy).
+        find_positions: gives ``positions``; called on first use, since most consumers need them of few blocks.
         starts: int64 [k] first index (into the [v] arrays) of each piece, a piece being the tokens of one sequence.
         sequence: int64 [k] the sequence of each piece, counted from the unit's first segment.
     """
@@ -71,7 +73,12 @@ class Block:
     e: Tensor
     starts: Ints
     sequence: Ints
-    positions: Ints | None
+    find_positions: Callable[[], Ints]
+
+    @cached_property
+    def positions(self) -> Ints:
+        """int64 [v] index of each valid token inside the block."""
+        return self.find_positions()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Nothing here knows how many workers there are. All float sums of a unit are made
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -275,12 +275,16 @@ class _UnitRun:
                 self.observed.see_valid(ops.host(work.train[:split]), ops.host(work.rollout[:split]))
             self.sums.add(work, v, split, starts, sequence, pieces, low, high)
         if self.tokens is not None or self.groups is not None or self.consumers:
-            index = layout.positions(stop - start)
-            index = (index if kept is None else index[kept])[:split]
+
+            def positions() -> Ints:
+                index = layout.positions(stop - start)
+                return (index if kept is None else index[kept])[:split]
+
             own = sequence[:pieces]
             if self.consumers:
                 valid = mask.valid[start - self.unit.start : stop - self.unit.start]
-                self._consume(train, rollout, valid, start, split, starts[:pieces], own, index)
+                self._consume(train, rollout, valid, start, split, starts[:pieces], own, positions)
+            index = positions() if self.tokens is not None or self.groups is not None else own
             if self.tokens is not None and split:
                 segments = own + self.unit.first
                 self.tokens.see(ops, work, split, starts[:pieces], segments, index, start, self.unit.id.shard)
@@ -352,7 +356,8 @@ class _UnitRun:
         return first, sequence[piece[first]]
 
     def _consume(
-        self, train: Tensor, rollout: Tensor, valid: Any, start: int, v: int, starts: Ints, sequence: Ints, index: Ints
+        self, train: Tensor, rollout: Tensor, valid: Any, start: int, v: int, starts: Ints, sequence: Ints,
+        positions: Callable[[], Ints],
     ) -> None:  # fmt: skip
         work = self.engine.work
         if self.engine.settings.device == "cpu":
@@ -361,7 +366,7 @@ class _UnitRun:
             t, r, d, e = (torch.from_numpy(x[:v]) for x in (work.train, work.rollout, work.d, work.e))
         else:
             t, r, d, e = (x[:v].cpu() for x in (work.train, work.rollout, work.d, work.e))
-        block = Block(start, train, rollout, valid, t, r, d, e, starts, sequence, index)
+        block = Block(start, train, rollout, valid, t, r, d, e, starts, sequence, positions)
         for consumer in self.consumers.values():
             consumer.block(block)
 

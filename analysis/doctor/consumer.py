@@ -141,7 +141,7 @@ class Doctor:
                 self.state(kind).look(clean)  # type: ignore[attr-defined]
 
     def _make(self, block: Block, t: Floats, r: Floats, d: Floats, sampled: bool) -> Window:
-        positions = block.positions if block.positions is not None else np.arange(len(block.mask))
+        positions = block.positions
         segment = block.sequence + self.unit.first
         offset, end = self.offsets[segment], self.offsets[segment + 1]
         stop = block.start + len(block.mask)

@@ -63,7 +63,7 @@ class PolicyConsumer:
         assert self._gather is not None and self._shard is not None
         self._gather.see(block)
         if self.advantages and len(block.starts):
-            first = block.starts if block.positions is None else block.positions[block.starts]
+            first = block.positions[block.starts]
             column = self._shard.read("advantages", block.start, block.start + len(block.mask))
             self._gather.see_advantages(block.sequence, column.double().numpy()[first].astype(np.float64))
 
