@@ -13,7 +13,8 @@ from rollout_is.dumps.errors import RolloutIsError, WorkLostError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TIMEOUT = timedelta(minutes=30)  # for one gather: bounds every hang
+JOIN = timedelta(seconds=100)  # for all ranks to appear: one that died before it joined must not hold the others
+TIMEOUT = timedelta(minutes=30)  # for one gather, which waits for the slowest rank's share: bounds every hang
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class Ranks:
 
         if not dist.is_initialized():
             try:
-                dist.init_process_group("gloo", timeout=TIMEOUT)
+                dist.init_process_group("gloo", timeout=JOIN)
             except Exception as error:
                 raise _lost(self.launch, "could not join the other ranks", error) from error
             self._own = True
-        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if not self._own else None
+        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
         return self
 
     def __exit__(self, *exc: object) -> None:

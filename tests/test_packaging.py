@@ -120,8 +120,8 @@ def test_light_modules_load_no_torch(name: str) -> None:
     assert python(f"import sys, {name}; print('torch' in sys.modules)") == "False"
 
 
-def test_the_pinned_torch_is_a_cpu_build() -> None:
-    """An unpinned torch on Linux is a CUDA build of several gigabytes."""
-    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]
-    assert any("+cpu" in pin and 'sys_platform == "linux"' in pin for pin in pins)
+def test_torch_is_pinned_exactly() -> None:
+    """An unpinned torch on Linux is the newest CUDA build, of several gigabytes."""
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch")]
+    assert pins == ["torch==2.13.0"]
     assert "constraints.txt" in (ROOT / "Makefile").read_text()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from made import Settings, analyze, randomly, write_dump
 
-LIMIT = 120
+LIMIT = 240  # seconds; a rank that waits for a dead one gives up after 100
 
 
 def free_port() -> int:

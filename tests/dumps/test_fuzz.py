@@ -162,10 +162,13 @@ def test_any_bounds(target, bounds, lengths, packs):
         else bool(bounds) and bounds[0] == 0 and bounds == sorted(bounds) and bounds[-1] <= 12
     )
     result = digest(target)
-    if packs:
-        assert result in ("fine", "packs-inside-sequence") if good else result != "fine"
-    else:
+    if not (packs and good):
         assert (result == "fine") == good, (bounds, result)
+        return
+    edges = [sum(bounds[:i]) for i in range(len(bounds) + 1)] if lengths else bounds
+    early = len(edges) > 1 and edges[-1] < 12
+    inside = any(0 < edge < 12 for edge in edges)
+    assert result == ("packs-end-early" if early else "packs-inside-sequence" if inside else "fine"), (bounds, result)
 
 
 def test_a_header_that_claims_much_allocates_nothing(target):
