@@ -45,7 +45,7 @@ def assemble(
         partials: one a unit.
         shards: by shard number.
         settings: what was asked for.
-        tails: the largest sequence weights of the dump as a whole; None reads them from the rows.
+        tails: what was folded of the dump as a whole on arrival; None reads it from the rows.
     """
     ordered = sorted(partials, key=lambda p: p.unit.id)
     observations = Observations()
@@ -114,7 +114,7 @@ def _views(
         joined = rows + _join_fragments(rows, settings)
         return Pool(
             joined, settings.bounds, veto=veto, mismatch=mismatch, padded=padded, empty=empty, why_no_sequences=why,
-            tail=None if tails is None else tails.of(population),
+            folded=None if tails is None else tails.of(population),
         )  # fmt: skip
 
     valid = pool(masked, 0, "no valid tokens")

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rollout_is.analysis import weights
 from rollout_is.analysis.clusters import ClusterRow, GroupTable, rows_of_groups, standard_error
+from rollout_is.analysis.histogram import merge
 from rollout_is.analysis.pareto import TopLogWeights, tail_length
 from rollout_is.analysis.rows import SEQUENCE_ERRORS, TOKEN_ERRORS, Row, SequenceRow, TokenRow
 from rollout_is.analysis.summary import Statistic
 from rollout_is.analysis.weights import WeightRow
+
+if TYPE_CHECKING:
+    from rollout_is.analysis.tails import Folded
 
 Section = dict[str, Statistic]
 
@@ -63,7 +69,7 @@ class Pool:
 
     def __init__(
         self, rows: Sequence[Row], bounds: tuple[float, float], *, veto: bool, mismatch: bool, padded: int = 0,
-        empty: str = "no valid tokens", why_no_sequences: str | None = None, tail: TopLogWeights | None = None,
+        empty: str = "no valid tokens", why_no_sequences: str | None = None, folded: Folded | None = None,
     ) -> None:  # fmt: skip
         self.tokens: list[TokenRow] = [r.token for r in rows if r.token is not None]
         # Joined fragments have no token row; their tails are not among those that were folded on arrival.
@@ -75,7 +81,8 @@ class Pool:
         self.padded = padded
         self.empty = empty
         self.no_sequences = why_no_sequences
-        self.tail = tail
+        self.folded = folded
+        self.tail = None if folded is None else folded.tail
         self.n = sum(t.n for t in self.tokens)
         self.sequences = sum(s.sequences for s in self.seqs)
         self.measured = sum(s.measured for s in self.seqs) + padded
@@ -88,10 +95,10 @@ class Pool:
         return sum(r.clusters for r in self._token_clusters)
 
     def views(self) -> dict[str, Section]:
-        token = weights.join([t.weights for t in self.tokens])
+        token = self._whole(weights.join([t.weights for t in self.tokens]), "token")
         out: dict[str, Section] = {"token": self._level(token, "w", sum_infinite=True)}
-        product = self._with_pads(weights.join([s.product for s in self.seqs]))
-        geometric = self._with_pads(weights.join([s.geometric for s in self.seqs]))
+        product = self._with_pads(self._whole(weights.join([s.product for s in self.seqs]), "product"))
+        geometric = self._with_pads(self._whole(weights.join([s.geometric for s in self.seqs]), "geometric"))
         out["sequence"] = self._level(product, "product")
         out["sequence"]["pareto_k"] = self._pareto(product.n)
         out["geometric"] = self._level(geometric, "geometric")
@@ -100,6 +107,12 @@ class Pool:
         if self.mismatch:
             out["mismatch"] = self._mismatch(token, product, geometric)
         return out
+
+    def _whole(self, row: WeightRow, level: str) -> WeightRow:
+        """The row with the histogram that was folded apart from it."""
+        if self.folded is None or not row.n:
+            return row
+        return replace(row, histogram=merge([row.histogram, getattr(self.folded, level)]))
 
     def _with_pads(self, row: WeightRow) -> WeightRow:
         return weights.join([row, weights.ones(self.padded, self.log_lower, self.log_upper)]) if self.padded else row

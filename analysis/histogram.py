@@ -94,6 +94,13 @@ class Histogram:
         keys = np.concatenate(([ZERO_KEY], self.keys[left]))
         return Histogram(keys, np.concatenate(([zeros], counts[left])))
 
+    def minus(self, other: Histogram) -> Histogram:
+        """Without the counts of a part of it."""
+        at = self.keys.searchsorted(other.keys)
+        counts = self.counts.copy()
+        counts[at] -= other.counts
+        return Histogram(self.keys[counts > 0], counts[counts > 0])
+
     @property
     def total(self) -> int:
         return int(self.counts.sum())

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rollout_is.analysis import notebook
 from rollout_is.analysis.assemble import assemble
-from rollout_is.analysis.batch import Consumer, Unit, UnitId
-from rollout_is.analysis.duplicates import DuplicateIndex, Duplicates, confirm
+from rollout_is.analysis.batch import Consumer
+from rollout_is.analysis.duplicates import DuplicateIndex, confirm
 from rollout_is.analysis.engine import Partial
+from rollout_is.analysis.grouping import UNIT_GROUPINGS
 from rollout_is.analysis.places import describe_worst
+from rollout_is.analysis.plan import Paths, Plan, asked_for, plan_shards
+from rollout_is.analysis.recount import without_copies
 from rollout_is.analysis.reduce import Launch, Ranks
-from rollout_is.analysis.select import valid_of
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
 from rollout_is.analysis.tails import Tails
-from rollout_is.analysis.units import cut_units
-from rollout_is.analysis.workers import Job, Progress, Task, run_tasks, tasks_of, usable_cores
+from rollout_is.analysis.workers import Job, Progress, run_tasks, usable_cores
 from rollout_is.analysis.worst import WorstSequences, WorstTokens
 from rollout_is.dumps.errors import DumpError, RolloutIsError, UsageError
 from rollout_is.dumps.notes import Note
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from rollout_is.dumps.shard import OpenShard
 
 SMALL = 4 << 20  # positions below which more processes cost more than they save
+KEPT_UNITS = 1024  # units up to which each keeps all it has: some 100 MB
 MANY = 256  # tasks from which on they pay all the same: a shard costs some milliseconds however small it is
-SLICE = 1 << 20
-Paths = str | Path | Sequence[str | Path]
 
 
 @dataclass(frozen=True)
@@ -54,33 +53,19 @@ class FileOpener:
         return open_shard(info, mask=self.mask, train=self.train, rollout=self.rollout)
 
 
-@dataclass
-class Plan:
-    """The units of a dump, by shard number, and the shards that could not be planned."""
-
-    shards: dict[int, ShardInfo]
-    tasks: list[Task] = field(default_factory=list)
-    outside: dict[int, int] = field(default_factory=dict)  # shard -> positions outside every segment
-    empty: dict[int, str] = field(default_factory=dict)  # shards without positions, by name
-    errors: dict[int, RolloutIsError] = field(default_factory=dict)
-    asked: dict[str, list[str]] = field(default_factory=dict)  # paths and options, as a command line would take them
-
-    def without(self, errors: Mapping[int, RolloutIsError]) -> Plan:
-        """The plan less the shards that failed."""
-        return replace(self, tasks=[t for t in self.tasks if t.shard not in errors], errors=dict(errors))
-
-    def drop(self, error: RolloutIsError, number: int) -> None:
-        self.errors.setdefault(number, error)
-
-
 class Outcome:
-    """What the units gave, wherever they ran. What would grow with the number of sequences is folded as it comes in."""
+    """What the units gave, wherever they ran. What would grow with the dump is folded as it comes in.
 
-    def __init__(self, errors: Mapping[int, RolloutIsError] | None = None) -> None:
+    Args:
+        errors: met already, by shard.
+        strip: fold the histograms too (see ``Tails``).
+    """
+
+    def __init__(self, errors: Mapping[int, RolloutIsError] | None = None, *, strip: bool = False) -> None:
         self.partials: list[Partial] = []
         self.errors: dict[int, RolloutIsError] = dict(errors or {})
         self.index = DuplicateIndex()
-        self.tails = Tails()
+        self.tails = Tails(strip=strip)
 
     def add(self, partial: Partial) -> None:
         """Take in one unit."""
@@ -224,18 +209,6 @@ def summarize(
     return conclude(scanned, plan, job, outcome, {"workers": 1, "ranks": 1})
 
 
-def asked_for(
-    paths: Paths, columns: Mapping[str, str] | None, steps: str | None, allow_partial: bool, duplicates: str | None
-) -> dict[str, list[str]]:
-    """Which data was asked for, in words that a next command can repeat."""
-    options = [word for role, name in sorted((columns or {}).items()) for word in ("--column", f"{role}={name}")]
-    options += ["--steps", steps] if steps else []
-    options += ["--allow-partial"] if allow_partial else []
-    options += ["--duplicates", duplicates] if duplicates else []
-    listed = [paths] if isinstance(paths, str | Path) else list(paths)
-    return {"paths": sorted(str(path) for path in listed), "options": options}
-
-
 def observers(settings: Settings, consumers: Sequence[Consumer], diagnose: bool, scanned: Scan) -> tuple[Consumer, ...]:
     """The consumers of an analysis, the doctor's glance among them where it is wanted."""
     if not diagnose or settings.only == "weights":
@@ -243,50 +216,6 @@ def observers(settings: Settings, consumers: Sequence[Consumer], diagnose: bool,
     from rollout_is.analysis.glance import with_glance
 
     return with_glance(tuple(consumers), sum(s.positions for s in scanned.shards))
-
-
-def plan_shards(shards: dict[int, ShardInfo], opener: Callable[[ShardInfo], OpenShard]) -> Plan:
-    """Cut every shard into units; checks its offsets, and that nothing valid lies outside its segments."""
-    plan = Plan(shards)
-    for number, info in shards.items():
-        try:
-            with opener(info) as shard:
-                offsets = shard.offsets().numpy()
-                plan.outside[number] = _check_outside(shard, int(offsets[-1]))
-                if settings_need_packs(shard):
-                    shard.pack_offsets()
-                units = cut_units(offsets, number)
-        except RolloutIsError as error:
-            plan.drop(error, number)
-            continue
-        if info.positions == 0:
-            plan.empty[number] = info.name
-        if not units and len(offsets) > 1:
-            units = [Unit(UnitId(number, 0), 0, 0, 0, len(offsets) - 1)]
-        plan.tasks += tasks_of(units)
-    return plan
-
-
-def settings_need_packs(shard: OpenShard) -> bool:
-    """Pack offsets are checked wherever they are dumped, also when nobody groups by them."""
-    return "packs" in shard.info.columns or "pack_lengths" in shard.info.columns
-
-
-def _check_outside(shard: OpenShard, end: int) -> int:
-    """Positions past the last boundary are pad and must be masked."""
-    total = shard.info.positions
-    for start in range(end, total, SLICE):
-        valid, _ = valid_of(shard.read("mask", start, min(start + SLICE, total)), shard.info, start)
-        if valid.any():
-            at = start + int(np.flatnonzero(valid)[0])
-            raise DumpError(
-                f"{shard.info.name}: {shard.info.columns.get('mask', 'mask')}[{at}]",
-                f"expected every position past the last boundary ({end:,}) to be masked, found a valid one at {at:,}",
-                "cu_seqlens ends before the data does: a sequence is missing from it",
-                "give cu_seqlens its last boundary, or mask the padding",
-                code="valid-outside",
-            )
-    return total - end
 
 
 def worker_count(workers: int | None, plan: Plan, settings: Settings) -> int:
@@ -306,13 +235,18 @@ def worker_count(workers: int | None, plan: Plan, settings: Settings) -> int:
 def run_plan(plan: Plan, job: Job, workers: int, progress: Progress | None) -> Outcome:
     """Run all tasks; a shard that fails loses all of its partials and is named in ``errors``."""
     check_device(job.settings.device)
-    outcome = Outcome(plan.errors)
+    outcome = Outcome(plan.errors, strip=strips(plan, job.settings))
     for done in run_tasks(job, plan.tasks, workers, progress):
         if done.error is not None:
             outcome.errors.setdefault(done.task.shard, done.error)
         for partial in done.partials:
             outcome.add(partial)
     return outcome
+
+
+def strips(plan: Plan, settings: Settings) -> bool:
+    """Whether rows give up their histograms: for very many units, where no group is made of whole units."""
+    return sum(len(t.units) for t in plan.tasks) > KEPT_UNITS and not any(by in UNIT_GROUPINGS for by in settings.by)
 
 
 def check_device(device: str) -> None:
@@ -371,7 +305,7 @@ def conclude(scanned: Scan, plan: Plan, job: Job, outcome: Outcome, runtime: Map
     assembled = assemble(partials, shards, settings, outcome.tails)
     extra: dict[str, Any] = {}
     if found.copies:
-        extra["without_duplicates"] = _without(found, plan, job, partials, shards)
+        extra["without_duplicates"] = without_copies(found, plan, job, partials, shards, outcome.tails)
     worst: dict[str, Any] = {}
     if settings.top:
         tokens, sequences = WorstTokens(settings.top), WorstSequences(settings.top)
@@ -386,39 +320,6 @@ def conclude(scanned: Scan, plan: Plan, job: Job, outcome: Outcome, runtime: Map
             [(p.unit, shards[p.unit.id.shard], p.consumed[i]) for p in partials if i in p.consumed]
         )
     return notebook.write(scanned, shards, plan, assembled, found, left_out, settings, worst, extra, runtime)
-
-
-def _without(
-    found: Duplicates, plan: Plan, job: Job, partials: list[Partial], shards: Mapping[int, ShardInfo]
-) -> dict[str, Any]:
-    """The masked figures without the copies: only the units that hold one are read again."""
-    skip = frozenset(found.copies)
-    touched = {(shard, segment) for shard, segment in skip}
-    again: list[Task] = []
-    for task in plan.tasks:
-        units = tuple(u for u in task.units if any((task.shard, s) in touched for s in range(u.first, u.last)))
-        if units:
-            again.append(Task(task.shard, units))
-    second = Job(job.shards, job.opener, job.settings, (), skip)
-    replaced = {}
-    for done in run_tasks(second, again, 1):
-        if done.error is not None:
-            raise done.error
-        replaced.update({p.unit.id: p for p in done.partials})
-    for p in replaced.values():
-        Tails().take(p)
-    rest = [replaced.get(p.unit.id, p) for p in partials]
-    rest = [p for p in rest if p.coverage["", ""].positions or not p.unit.fragment]
-    plain = Settings(**{**vars(job.settings), "by": (), "top": 0})
-    views = assemble(rest, shards, plain).views
-    return {
-        "sequences_left_out": len(skip),
-        "views": {
-            "masked": {
-                section: {name: s.to_dict() for name, s in names.items()} for section, names in views["masked"].items()
-            }
-        },
-    }
 
 
 __all__ = ["Note", "analyze", "summarize"]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_is.analysis.batch import Consumer
+from rollout_is.analysis.plan import Plan, asked_for, plan_shards
 from rollout_is.analysis.reduce import Ranks
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
@@ -42,16 +43,16 @@ def analyze_ranked(
         scanned, mine = _scan(ranks, paths, columns, steps, allow_partial, duplicates, local)
         opener = pipeline.FileOpener(settings.mask, settings.train, settings.rollout)
         numbered = dict(enumerate(scanned.shards))
-        plan = pipeline.Plan(numbered)
+        plan = Plan(numbered)
         met: RolloutIsError | None = None
         outcome = pipeline.Outcome()
         try:
             # Every rank plans the shards that it can see; the cut is the same everywhere because it is the shard's own.
-            plan = pipeline.plan_shards({k: v for k, v in numbered.items() if mine is None or k in mine}, opener)
+            plan = plan_shards({k: v for k, v in numbered.items() if mine is None or k in mine}, opener)
             pipeline.settle(plan.errors, len(numbered), scanned.root, allow_partial)
         except RolloutIsError as error:
             met = error
-        plan.asked = pipeline.asked_for(paths, columns, steps, allow_partial, duplicates)
+        plan.asked = asked_for(paths, columns, steps, allow_partial, duplicates)
         ranks.agree(met)
         watching = pipeline.observers(settings, consumers, diagnose, scanned)
         job = Job(numbered, opener, settings, watching, readable=None if mine is None else frozenset(mine))
