@@ -13,7 +13,7 @@ from rollout_is.analysis.batch import Ints, Unit, UnitId
 # Part of the result's definition, as the reduction block is: another value gives other last bits. Never tuned at run time.
 UNIT_POSITIONS = 1 << 21
 UNIT_SEGMENTS = 1 << 16
-BLOCK_POSITIONS = 1 << 17
+BLOCK_POSITIONS = 1 << 16
 
 
 def cut_units(offsets: Ints, shard: int = 0) -> list[Unit]:
