@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollout_is.analysis.batch import Consumer, Unit
+from rollout_is.analysis.batch import Consumer, Unit, UnitId
 from rollout_is.analysis.doctor.consumer import Doctor
 from rollout_is.analysis.findings import RANK, findings
 from rollout_is.analysis.summary import Finding, Summary
 
-LOOKED_AT = 1 << 22  # positions of a large dump that are looked at, about
+LOOKED_AT = 1 << 21  # positions of a large dump that are looked at, about
+FIRST = UnitId(0, 0)
 
 # What the figures alone would say too, by the fingerprint that says it better.
 _SAID_BETTER = {
@@ -41,7 +42,9 @@ class Glance(Doctor):
         self.stride = max(1, round(positions / LOOKED_AT))
 
     def wants(self, unit: Unit) -> bool:
-        """A choice by the unit's place alone, spread so that no step or rank is passed over by rule."""
+        """A choice by the unit's place alone, spread so that no step or rank is passed over by rule; the first is always in."""
+        if unit.id == FIRST:
+            return True
         mixed = (unit.id.shard * 0x9E3779B1 + unit.id.unit * 0x85EBCA6B + 0xC2B2AE35) & 0xFFFFFFFF
         mixed = ((mixed ^ (mixed >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
         return ((mixed ^ (mixed >> 15)) & 0xFFFFFFFF) % self.stride == 0
