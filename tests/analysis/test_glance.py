@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from made import Shard, randomly
+from pathlib import Path
 
+import numpy as np
+import pytest
+import torch
+from made import Shard, analyze, randomly, write_dump
+
+from rollout_is.analysis import engine, glance, units
 from rollout_is.analysis.batch import Unit, UnitId
-from rollout_is.analysis.glance import LOOKED_AT, Glance
+from rollout_is.analysis.glance import SMALL, UNIT, UNITS, Glance
 from rollout_is.analysis.pipeline import summarize
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
@@ -46,10 +50,34 @@ def test_the_glance_leaves_nothing_else_in_the_summary() -> None:
     assert with_it.views == without.views and with_it.notes == without.notes
 
 
-def test_a_large_dump_is_sampled_evenly_over_ranks() -> None:
-    glance = Glance(64 * LOOKED_AT)
+def test_very_large_dumps_are_sampled_evenly_over_ranks() -> None:
+    glance = Glance(64 * UNITS * UNIT)
     taken = [s for s in range(6400) if glance.wants(Unit(UnitId(s, 0), 0, 1, 0, 1))]
-    assert 60 <= len(taken) <= 145  # one in 64 of 6400
+    assert 60 <= len(taken) <= 145 and taken[0] == 0  # one in 64 of 6400, the first always
     assert {s % 8 for s in taken} == set(range(8))
-    small = Glance(LOOKED_AT)
+    small = Glance(SMALL)
     assert all(small.wants(Unit(UnitId(s, u), 0, 1, 0, 1)) for s in range(50) for u in range(3))
+
+
+def test_of_a_large_dump_each_unit_has_a_block_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A bad rank is named from the sums of its sequences, a shift from the first blocks."""
+    monkeypatch.setattr(units, "BLOCK_POSITIONS", 512)
+    monkeypatch.setattr(engine, "BLOCK_POSITIONS", 512)
+    monkeypatch.setattr(glance, "SMALL", 100)
+    assert run(shifted()).findings[0].id == "alignment.lag"
+    rng = np.random.default_rng(4)
+    ranks = [randomly(rng, segments=60, length=60, noise=0.01, pads=False, holes=False) for _ in range(4)]
+    ranks[2].train = ranks[2].rollout + 0.3 * torch.from_numpy(rng.standard_normal(len(ranks[2].train)))
+    found = analyze(write_dump(tmp_path, ranks, ranks=4), workers=1).findings
+    assert any(f.id == "where.rank" and "rank 2" in f.message for f in found)
+
+
+def test_a_nan_in_a_block_that_is_not_looked_at_is_still_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(units, "BLOCK_POSITIONS", 512)
+    monkeypatch.setattr(engine, "BLOCK_POSITIONS", 512)
+    monkeypatch.setattr(glance, "SMALL", 100)
+    one = randomly(np.random.default_rng(6), segments=40, length=60, noise=0.01, pads=False, holes=False)
+    one.train[-3] = float("nan")
+    found = run(one)
+    assert found.coverage["nonfinite_valid_tokens"] == 1
+    assert any("finite" in f.message for f in found.findings)
