@@ -1,7 +1,7 @@
 # Everything runs inside .venv in this checkout, which the first target that needs it makes. Needs python >= 3.11, pip and make.
 #   make demo                     the main table on a sample dump
 #   make demo PYTHON=python3.12   with another interpreter
-#   make demo TORCH_INDEX=URL     the CPU wheel index of pytorch.org, where your own index would bring a CUDA build of torch
+#   make demo TORCH_INDEX=URL     PyTorch's index of CPU wheels, where your own index would bring a CUDA build of torch
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -41,7 +41,7 @@ $(VENV)/bin/python:
 $(STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing rollout-is into $(VENV)" >&2
 	@$(INSTALL) -e . || { echo "make: the install failed. If it was torch, pass TORCH_INDEX=URL with the CPU wheel" >&2; \
-		echo "  index that the install page of pytorch.org shows." >&2; exit 1; }
+		echo "  index that the install page of PyTorch shows." >&2; exit 1; }
 	@touch $@
 
 $(DEV_STAMP): $(STAMP)
