@@ -11,7 +11,7 @@ import numpy as np
 
 from rollout_is.analysis.engine import Coverage, Partial, bounds_of
 from rollout_is.analysis.finish import Pool
-from rollout_is.analysis.grouping import order_of
+from rollout_is.analysis.grouping import natural_order
 from rollout_is.analysis.observe import Observations
 from rollout_is.analysis.populations import Table
 from rollout_is.analysis.rows import FragmentSums, Row, SequenceFacts, sequence_row, token_clusters
@@ -56,7 +56,7 @@ def assemble(
     for by in settings.by:
         members = _members(ordered, by, shards)
         groups[by] = {}
-        for label in sorted(members, key=lambda name: order_of(by, name)):
+        for label in sorted(members, key=natural_order):
             key = WHOLE if by in ("step", "rank", "shard") else (by, label)
             own_views, own, _ = _views(members[label], key, settings, token_grouping=by in TOKEN_GROUPINGS)
             groups[by][label] = Group(own_views, own.positions, own.valid, own.sequences)

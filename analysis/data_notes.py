@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from rollout_is.analysis.engine import Coverage
@@ -12,9 +12,10 @@ from rollout_is.analysis.observe import Observations, Side
 from rollout_is.analysis.rejected import rejected_notes
 from rollout_is.analysis.retokenized import retokenized_notes
 from rollout_is.analysis.select import MORE_VALUES
-from rollout_is.dumps.notes import Note
+from rollout_is.dumps.notes import Note, Severity
 from rollout_is.dumps.shard import ShardInfo
 
+Say = Callable[[str, Severity, str, str], None]  # code, severity, metric, message
 POSITIVE_TOLERANCE = 1e-6  # a log-softmax in float32 may round to just above 0
 _MANTISSA = {"BF16": 8, "F16": 11}
 _ORDER = {"error": 0, "warning": 1, "notice": 2, "info": 3}
@@ -34,8 +35,8 @@ def data_notes(
     """
     notes: list[Note] = []
 
-    def note(code: str, severity: str, metric: str, message: str) -> None:
-        notes.append(Note(code, severity, metric, message))  # type: ignore[arg-type]
+    def note(code: str, severity: Severity, metric: str, message: str) -> None:
+        notes.append(Note(code, severity, metric, message))
 
     if coverage.valid == 0:
         note("no-valid-tokens", "error", mask, f"no valid tokens: {mask} is 0 at all {coverage.positions:,} positions")
@@ -103,7 +104,7 @@ def _place(shards: Sequence[ShardInfo], place: tuple[int, int, float, float]) ->
     return f"{shards[shard].name} position {position}: train {train:g}, rollout {rollout:g}"
 
 
-def _sides(observed: Observations, note) -> None:  # type: ignore[no-untyped-def]
+def _sides(observed: Observations, note: Say) -> None:
     valid = observed.valid
     if valid and observed.both_zero == valid:
         note(
@@ -138,7 +139,7 @@ def _sides(observed: Observations, note) -> None:  # type: ignore[no-untyped-def
         _constants(name, side, note)
 
 
-def _constants(name: str, side: Side, note) -> None:  # type: ignore[no-untyped-def]
+def _constants(name: str, side: Side, note: Say) -> None:
     """A value other than 0 that is seen again and again: a fill, unless it lies where rounding makes values meet."""
     if side.sampled < 16:
         return
@@ -152,7 +153,7 @@ def _constants(name: str, side: Side, note) -> None:  # type: ignore[no-untyped-
             )  # fmt: skip
 
 
-def _resolution(observed: Observations, shards: Sequence[ShardInfo], mean_abs: float | None, note) -> None:  # type: ignore[no-untyped-def]
+def _resolution(observed: Observations, shards: Sequence[ShardInfo], mean_abs: float | None, note: Say) -> None:
     for role, side in (("train", observed.train), ("rollout", observed.rollout)):
         stored = Counter(s.dtypes.get(role, "") for s in shards)
         for dtype in sorted(set(stored) & set(_MANTISSA)):

@@ -61,7 +61,7 @@ def name_of(by: str, label: int) -> str:
     return str(label)
 
 
-def order_of(by: str, name: str) -> Any:
+def natural_order(name: str) -> Any:
     """Sort key that puts group names in their natural order."""
     head = name.split("..")[0].split("/")[-1]
     try:

@@ -25,7 +25,6 @@ from rollout_is.analysis.tails import Tails
 from rollout_is.analysis.workers import Job, Progress, run_tasks, usable_cores
 from rollout_is.analysis.worst import WorstSequences, WorstTokens
 from rollout_is.dumps.errors import DumpError, RolloutIsError, UsageError
-from rollout_is.dumps.notes import Note
 from rollout_is.dumps.scan import Scan, scan
 from rollout_is.dumps.shard import ShardInfo
 
@@ -320,6 +319,3 @@ def conclude(scanned: Scan, plan: Plan, job: Job, outcome: Outcome, runtime: Map
             [(p.unit, shards[p.unit.id.shard], p.consumed[i]) for p in partials if i in p.consumed]
         )
     return notebook.write(scanned, shards, plan, assembled, found, left_out, settings, worst, extra, runtime)
-
-
-__all__ = ["Note", "analyze", "summarize"]

@@ -73,7 +73,7 @@ def analyze_ranked(
         result: Summary | RolloutIsError | None = None
         if parts is not None:
             try:
-                result = _conclude(parts, plan, numbered, scanned, job, local, allow_partial, launch.world, started)
+                result = _conclude(parts, plan, numbered, scanned, job, allow_partial, launch.world, started)
             except RolloutIsError as error:
                 result = error
         result = ranks.broadcast(result)
@@ -84,7 +84,7 @@ def analyze_ranked(
 
 
 def _conclude(
-    parts: list[Any], plan: Any, numbered: dict[int, ShardInfo], scanned: Scan, job: Job, local: bool,
+    parts: list[Any], plan: Any, numbered: dict[int, ShardInfo], scanned: Scan, job: Job,
     allow_partial: bool, world: int, started: float,
 ) -> Summary:  # fmt: skip
     from rollout_is.analysis import pipeline

@@ -13,13 +13,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Roles of [T] columns: one value a position.
-TOKEN_ROLES = ("train", "rollout", "mask", "token_ids", "rollout_token_ids", "advantages", "policy_version", "entropy")
-# Roles of [S] columns: one value a segment.
+# Roles of [S] columns: one value a segment. All roles and the names that trainers have for them stand in aliases.py; the
+# open-ended ones are written "mask.NAME" and "logprobs.NAME" ([T] each).
 SEGMENT_ROLES = ("sequence_ids", "group_ids", "rewards", "prompt_lens", "segment_is_pad")
-# Roles of offsets.
-OFFSET_ROLES = ("offsets", "packs")
-# Open-ended roles are written "mask.NAME" and "logprobs.NAME" ([T] each).
 
 
 @dataclass(frozen=True)

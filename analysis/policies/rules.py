@@ -152,10 +152,6 @@ class Policy:
         return any(rule.advantage for rule in self.rules)
 
     @property
-    def needs_probabilities(self) -> bool:
-        return any(rule.statistic == "token.dprob" for rule in self.rules)
-
-    @property
     def denominators(self) -> str:
         """What rejection does to n: ``kept in n``, ``leaves n``, ``both`` or ``none rejected``."""
         actions = {rule.action for rule in self.rules}

@@ -237,7 +237,8 @@ def test_c122_newest_of_two_attempts(tmp_path: Path) -> None:
 def test_duplicate_shards_are_noted(tmp_path: Path) -> None:
     one = randomly(np.random.default_rng(7))
     got = analyze(write_dump(tmp_path, [one, one], ranks=2))
-    messages(got, "duplicate-shards")
+    said = messages(got, "duplicate-shards")
+    assert "rank_00001" in said and "from" in said and "rank_00000" in said
 
 
 def test_steps_select(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def test_it_is_not_drawn_for_every_call(monkeypatch: pytest.MonkeyPatch, clock: 
 
 
 def test_an_empty_dump_divides_by_nothing(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
-    monkeypatch.setattr(sys, "stderr", Tty())
+    stream = Tty()
+    monkeypatch.setattr(sys, "stderr", stream)
     with Progress() as progress:
         clock[0] += 2.0
         progress(0, 0)
+        assert "0% of 0 positions" in stream.getvalue()
