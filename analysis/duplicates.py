@@ -66,6 +66,12 @@ class DuplicateIndex:
         if not rows:
             return []
         table = np.concatenate(rows, axis=1)
+        key = (table[2] << 32) | table[3]  # most often no two agree, and sorting one column shows it
+        ordered = np.sort(key)
+        repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+        if not len(repeated):
+            return []
+        table = table[:, np.isin(key, repeated)]
         table = table[:, np.lexsort((table[1], table[0], table[3], table[2]))]
         same = (table[2, 1:] == table[2, :-1]) & (table[3, 1:] == table[3, :-1])
         out: list[tuple[int, list[tuple[int, int]]]] = []

@@ -60,6 +60,7 @@ class TopLogWeights:
         self.smallest = math.inf
         self.nonfinite = 0
         self._values: Floats = np.empty(0)  # unsorted: most states are only merged
+        self._full = False
 
     @property
     def values(self) -> Floats:
@@ -94,9 +95,14 @@ class TopLogWeights:
         return pareto_k(self.values, self.n, smallest=self.smallest)
 
     def _keep(self, values: Floats) -> None:
+        if self._full:  # the first of those kept is then the smallest of them
+            values = values[values > self._values[0]]
+        if not values.size:
+            return
         both = np.concatenate([self._values, values])
-        if both.size > self.capacity:  # select before sorting: a unit may hold a million sequences
+        if both.size >= self.capacity:  # select before sorting: a unit may hold a million sequences
             both = np.partition(both, both.size - self.capacity)[both.size - self.capacity :]
+            self._full = True
         self._values = both
 
 
