@@ -38,7 +38,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV) && $(PYTHON) -m venv --without-pip $(VENV) && \
 		$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet pip; }
 
-$(STAMP): $(VENV)/bin/python pyproject.toml constraints.txt
+$(STAMP): $(VENV)/bin/python pyproject.toml constraints.txt hatch_build.py $(wildcard analysis/fused/*.[ch])
 	@echo "installing rollout-is into $(VENV)" >&2
 	@$(INSTALL) -e . || { echo "make: the install failed. If it was torch, pass TORCH_INDEX=URL with the CPU wheel" >&2; \
 		echo "  index that the install page of PyTorch shows." >&2; exit 1; }

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rollout_is.analysis.engine import Coverage, Partial, bounds_of
+from rollout_is.analysis.engine import bounds_of
 from rollout_is.analysis.finish import Pool
 from rollout_is.analysis.grouping import natural_order
 from rollout_is.analysis.observe import Observations
+from rollout_is.analysis.partial import Coverage, Partial
 from rollout_is.analysis.populations import Table
 from rollout_is.analysis.rows import FragmentSums, Row, SequenceFacts, sequence_row, token_clusters
 from rollout_is.analysis.settings import TOKEN_GROUPINGS, Settings

@@ -80,6 +80,18 @@ class Block:
         """int64 [v] index of each valid token inside the block."""
         return self.find_positions()
 
+    def head(self, tokens: int) -> Block:
+        """The block up to its first so many valid tokens, as if it were cut there."""
+        if tokens >= len(self.d):
+            return self
+        stop = int(self.positions[tokens])
+        pieces = int(self.starts.searchsorted(tokens))
+        t, r, d, e = (x[:tokens] for x in (self.train, self.rollout, self.d, self.e))
+        return Block(
+            self.start, self.raw_train[:stop], self.raw_rollout[:stop], self.mask[:stop],
+            t, r, d, e, self.starts[:pieces], self.sequence[:pieces], lambda: self.positions[:tokens],
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class SequenceTable:
@@ -125,6 +137,11 @@ class Consumer(Protocol):
     def end(self, table: SequenceTable) -> Any: ...
 
     def finish(self, partials: list[tuple[Unit, ShardInfo, Any]]) -> Any: ...
+
+
+def watches(consumer: Consumer) -> bool:
+    """Whether a consumer wants more blocks of the unit: one that has seen enough says so by an attribute ``satisfied``."""
+    return not getattr(consumer, "satisfied", False)
 
 
 def wants(consumer: Consumer, unit: Unit) -> bool:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from rollout_is.analysis.engine import Coverage
 from rollout_is.analysis.observe import Observations, Side
+from rollout_is.analysis.partial import Coverage
 from rollout_is.analysis.rejected import rejected_notes
 from rollout_is.analysis.retokenized import retokenized_notes
 from rollout_is.analysis.select import MORE_VALUES

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollout_is.analysis.batch import Floats, Ints
+from rollout_is.analysis.batch import Ints
 from rollout_is.analysis.observe import KNOWN_FILLS, all_nan_pieces, is_known_fill
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FEW = 16  # segments up to which a loop beats a reduction over every piece
 
@@ -26,37 +29,42 @@ class Fills:
         self._seen = np.zeros(segments, dtype=bool)
         self._nan = np.ones(segments, dtype=bool)
 
-    def see(self, rollout: Floats, starts: Ints, sequence: Ints, empty: Any) -> None:
-        """Masked-out positions of a block.
+    def see(self, rollout: Tensor, bounds: Ints, first: int, empty: Any) -> None:
+        """A chunk.
 
         Args:
-            rollout: float64 [n].
-            starts, sequence: the pieces of it.
-            empty: bool [k] pieces whose segment had no valid token so far.
+            rollout: [n] as stored.
+            bounds: int64 [k+1] where its segments start and end in it.
+            first: number of the first of them.
+            empty: bool [k] which of them hold positions here and no valid token anywhere.
         """
-        if not empty.any():
-            return
-        own = sequence[empty]
+        import torch
+
+        own = np.flatnonzero(empty)
+        exact = rollout if rollout.dtype in (torch.float32, torch.float64) else rollout.to(torch.float32)
+        values = exact.numpy()
         if len(own) <= FEW:
-            ends = np.append(starts[1:], len(rollout))[empty]
-            for number, first, stop in zip(own.tolist(), starts[empty].tolist(), ends.tolist(), strict=True):
-                self._see_one(number, rollout[first:stop])
+            for number in own.tolist():
+                self._see_one(first + number, values[int(bounds[number]) : int(bounds[number + 1])])
             return
-        nan = np.isnan(rollout)
+        some = np.flatnonzero(bounds[1:] > bounds[:-1])
+        starts, at = bounds[some], empty[some]
+        nan = np.isnan(values)
         some_nan = every_nan = np.zeros(len(starts), dtype=bool)
         if nan.any():
-            some_nan, every_nan = np.logical_or.reduceat(nan, starts), all_nan_pieces(rollout, starts)
-        low, high = np.fmin.reduceat(rollout, starts), np.fmax.reduceat(rollout, starts)
+            some_nan, every_nan = np.logical_or.reduceat(nan, starts), all_nan_pieces(values, starts)
+        low, high = np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
+        own = own + first
         self._seen[own] = True
-        self._low[own] = np.fmin(self._low[own], low[empty])
-        self._high[own] = np.fmax(self._high[own], high[empty])
-        self._nan[own] &= every_nan[empty]
-        mixed = own[some_nan[empty] & ~every_nan[empty]]
+        self._low[own] = np.fmin(self._low[own], low[at])
+        self._high[own] = np.fmax(self._high[own], high[at])
+        self._nan[own] &= every_nan[at]
+        mixed = own[some_nan[at] & ~every_nan[at]]
         self._low[mixed], self._high[mixed] = -np.inf, np.inf
 
-    def _see_one(self, number: int, values: Floats) -> None:
+    def _see_one(self, number: int, values: Any) -> None:
         self._seen[number] = True
-        low, high = float(values.min()), float(values.max())  # NaN where there is one
+        low, high = float(np.minimum.reduce(values)), float(np.maximum.reduce(values))  # NaN where there is one
         if not math.isnan(low):
             self._nan[number] = False
             self._low[number], self._high[number] = min(self._low[number], low), max(self._high[number], high)

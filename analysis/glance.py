@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SMALL = 1 << 21  # positions up to which a dump is looked at whole
 UNITS = 1024  # about how many units of a larger one are looked at
 UNIT = 1 << 21  # positions of a unit, about
+TOKENS = 1 << 15  # valid tokens of a unit that are looked at
 FIRST = UnitId(0, 0)
 
 # What the figures alone would say too, by the fingerprint that says it better.
@@ -55,10 +56,17 @@ class Glance(Doctor):
         self._blocks = 0
 
     def block(self, block: Block) -> None:
-        """The first block of the unit that holds a valid token; every block of a small dump."""
-        if self.whole or not self._blocks:
+        """The first tokens of the first block of the unit that holds a valid one; every block of a small dump."""
+        if self.whole:
             super().block(block)
+        elif not self._blocks:
+            super().block(block.head(TOKENS))
             self._blocks += len(block.starts)
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether it has seen what it wants of the unit."""
+        return not self.whole and self._blocks > 0
 
     def wants(self, unit: Unit) -> bool:
         """A choice by the unit's place alone, spread so that no step or rank is passed over by rule; the first is always in."""

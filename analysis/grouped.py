@@ -18,6 +18,7 @@ from rollout_is.analysis.grouping import (
     power_of_two_bin,
     probability_bin,
 )
+from rollout_is.analysis.partial import Coverage, Partial
 from rollout_is.analysis.rows import (
     FragmentSums,
     Population,
@@ -28,11 +29,11 @@ from rollout_is.analysis.rows import (
 )
 from rollout_is.analysis.select import valid_of
 from rollout_is.analysis.settings import Settings
-from rollout_is.analysis.sums import Sums
+from rollout_is.analysis.sums import Extremes, Sums
 from rollout_is.dumps.errors import DumpError
 
 if TYPE_CHECKING:
-    from rollout_is.analysis.engine import Partial
+    from rollout_is.analysis.unit_run import UnitRun
 
 SLICE = 1 << 20
 NONE = -(1 << 62)  # label of what belongs to no group
@@ -46,20 +47,16 @@ def needed(settings: Settings) -> bool:
 class Groups:
     """All groupings of one unit."""
 
-    def __init__(self, run: Any, shift: float) -> None:
+    def __init__(self, run: UnitRun, shift: float) -> None:
         self.run = run
         self.shift = shift
         self.by = [by for by in run.engine.settings.by if by not in UNIT_GROUPINGS]
-        self.sums: dict[tuple[str, int], Sums] = {}
+        self.sums: tuple[dict[tuple[str, int], Sums], ...] = ({}, {})  # of masked-out and of valid tokens
         self.seen = np.zeros(run.segments, dtype=np.int64)  # valid tokens so far: for positions in the response
         self.names: dict[tuple[str, int], str] = {}
         self.labels = {by: self._sequence_labels(by) for by in self.by if by in SEQUENCE_GROUPINGS}
         if "position" in self.by and run.unit.fragment:
             self.seen[0] = self._valid_before(int(run.edges[0]), run.unit.start)
-
-    @staticmethod
-    def of(run: Any, shift: float) -> Groups:
-        return Groups(run, shift)
 
     def _valid_before(self, start: int, stop: int) -> int:
         total = 0
@@ -101,29 +98,31 @@ class Groups:
                 counts += before[ends[1:]] - before[ends[:-1]]
         return np.where(counts > 0, power_of_two_bin(counts), NONE)
 
-    def see(
-        self, v: int, split: int, starts: Ints, sequence: Ints, pieces: int, index: Ints, start: int
-    ) -> None:  # fmt: skip
-        """A block standing in the engine's workspace: valid tokens first, ``index`` their positions in the block."""
+    def see(self, v: int, starts: Ints, sequence: Ints, index: Ints | None, start: int) -> None:
+        """A block of one population that stands in the engine's workspace.
+
+        Args:
+            index: int64 [v] where valid tokens stand, counted from ``start``; None for masked-out ones.
+        """
         lengths = np.diff(starts, append=v)
-        number = np.where(sequence >= self.run.segments, sequence - self.run.segments, sequence)
         tokens = np.repeat(sequence, lengths)
-        valid = number[:pieces]
+        half = 0 if index is None else 1
         for by in self.by:
             if by in self.labels:
-                self._split(by, 0, v, split, np.repeat(self.labels[by][number], lengths), tokens)
+                self._split(by, half, np.repeat(self.labels[by][sequence], lengths), tokens)
                 continue
-            if not split:
+            if index is None:
                 continue  # token groupings are of valid tokens
             if by == "position":
-                before = np.repeat(self.seen[valid] - starts[:pieces], lengths[:pieces])
-                label = power_of_two_bin(np.arange(split) + before)
+                before = np.repeat(self.seen[sequence] - starts, lengths)
+                label = power_of_two_bin(np.arange(v) + before)
             elif by == "probability":
-                label = probability_bin(self.run.engine.ops.host(self.run.engine.work.rollout[:split]))
+                label = probability_bin(self.run.engine.ops.host(self.run.engine.work.rollout[:v]))
             else:
                 label = self._versions(index, start)
-            self._split(by, 0, split, split, label, tokens[:split])
-        self.seen[valid] += lengths[:pieces]
+            self._split(by, half, label, tokens)
+        if index is not None:
+            self.seen[sequence] += lengths
 
     def _versions(self, index: Ints, start: int) -> Ints:
         shard = self.run.shard
@@ -133,61 +132,55 @@ class Groups:
         out: Ints = column[index]
         return out
 
-    def _split(self, by: str, first: int, stop: int, split: int, label: Ints, sequence: Ints) -> None:
-        """Sum tokens [first, stop) of the workspace label by label."""
-
+    def _split(self, by: str, half: int, label: Ints, sequence: Ints) -> None:
+        """Sum the tokens in the workspace label by label; int64 [v] labels and sequences."""
         engine = self.run.engine
         ops, work, own = engine.ops, engine.work, engine.work2
+        assert own is not None
+        into = self.sums[half]
         order = np.argsort(label, kind="stable")
         ordered = label[order]
         cuts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
-        train, rollout = ops.host(work.train[first:stop]), ops.host(work.rollout[first:stop])
+        train, rollout = ops.host(work.train[: len(label)]), ops.host(work.rollout[: len(label)])
         for a, b in zip(cuts, [*cuts[1:], len(label)], strict=True):
             value = int(ordered[a])
             if value == NONE:
                 continue
-            pick = order[a:b]  # ascending: valid tokens stay in front
+            pick = order[a:b]
             n = len(pick)
             ops.take_in(train[pick], own.train[:n])
             ops.take_in(rollout[pick], own.rollout[:n])
             ops.subtract(own.train[:n], own.rollout[:n], own.d[:n])
             inside = sequence[pick]
             starts = np.flatnonzero(np.concatenate(([True], inside[1:] != inside[:-1])))
-            if (by, value) not in self.sums:
-                self.sums[by, value] = self._empty()
-            low, high = ops.segment_min(own.d[:n], starts), ops.segment_max(own.d[:n], starts)
-            inner = int(np.searchsorted(pick, split))
-            cut = int(starts.searchsorted(inner))
-            self.sums[by, value].add(own, n, inner, starts, inside[starts], cut, low, high)
+            if (by, value) not in into:
+                into[by, value] = self._empty()
+            into[by, value].add(own, n, starts, inside[starts], Extremes.of(ops, own.d[:n], starts))
 
     def _empty(self) -> Sums:
-        return Sums(self.run.engine.bounds, self.shift, self.run.engine.mismatch, self.run.segments)
+        return Sums(self.run.engine.bounds, self.shift, self.run.engine.mismatch)
 
     def finish(self, partial: Partial, lengths: Ints) -> None:
         """Add a row and a coverage for each label met in the unit."""
         for by in self.by:
-            labels = sorted({value for b, value in self.sums if b == by})
+            labels = sorted({value for half in self.sums for b, value in half if b == by})
             if by in self.labels:
                 labels = sorted(set(labels) | {int(x) for x in np.unique(self.labels[by][lengths > 0]) if x != NONE})
             for value in labels:
                 self._finish_label(partial, by, value, lengths)
 
     def _finish_label(self, partial: Partial, by: str, value: int, lengths: Ints) -> None:
-        from rollout_is.analysis.engine import Coverage
-
         run = self.run
         unit, engine = run.unit, run.engine
-        own_sums = self.sums.get((by, value)) or self._empty()
-        valid, hidden = own_sums.half(True), own_sums.half(False)
-        table, hidden_table = own_sums.tables()
+        hidden_sums, valid_sums = (half.get((by, value)) or self._empty() for half in self.sums)
+        hidden, valid = hidden_sums.half(), valid_sums.half()
+        hidden_table, table = hidden_sums.table(), valid_sums.table()
         whole = by in self.labels
         key = (by, self.names.get((by, value)) or name_of(by, value))
-        column = run.shard.segment_column("group_ids")
-        groups = None if column is None else column[unit.first : unit.last].to(dtype=_int64()).numpy()
+        groups = run.group_ids()
 
         def facts(halves: list[int], at: Any) -> SequenceFacts:
-            nonfinite, low, high = (x[halves].sum(axis=0)[at] for x in (run.nonfinite, run.facts_low, run.facts_high))
-            return SequenceFacts(nonfinite, low, high, None if groups is None else groups[at])
+            return SequenceFacts.of([run.nonfinite[half] for half in halves], groups).take(at)
 
         def row(population: Population, at: Any, joined: Any, halves: list[int]) -> Row:
             known = facts(halves, joined.sequence)
@@ -208,18 +201,18 @@ class Groups:
             partial.coverage[key] = Coverage(positions=count, valid=count)
             return
         inside = self.labels[by] == value
-        for half, own_half in enumerate((hidden, valid)):
-            own_half.infinite[:] = [int(x[half][inside].sum()) for x in (run.facts_low, run.facts_high)]
+        for known, own_half in zip(run.nonfinite, (hidden, valid), strict=True):
+            own_half.infinite[:] = [int(x[inside].sum()) for x in (known.low, known.high)]
         sequences = np.flatnonzero(inside & (run.valid > 0))
         segments = np.flatnonzero(inside & (lengths > 0))
         masked = row(Population([valid]), sequences, table, [1])
         unmasked = None
-        if hidden.n or run.nonfinite[0][inside].any():
+        if hidden.n or run.nonfinite[0].count[inside].any():
             both = table.spread(run.segments).plus(hidden_table.spread(run.segments))
             joined = both.take(both.sums[0] > 0)
             unmasked = row(Population([valid, hidden]), segments, joined, [0, 1])
         partial.rows[key] = (masked, unmasked)
-        pad = 0 if unit.fragment else int(np.count_nonzero(run._padlike()[inside] & (lengths[inside] > 0)))
+        pad = 0 if unit.fragment else int(np.count_nonzero(run.padlike()[inside] & (lengths[inside] > 0)))
         full = 0 if unit.fragment else len(segments)
         partial.coverage[key] = Coverage(
             positions=int(lengths[inside].sum()),

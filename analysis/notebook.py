@@ -12,6 +12,7 @@ from rollout_is.analysis.assemble import Assembled
 from rollout_is.analysis.data_notes import data_notes, ranked
 from rollout_is.analysis.duplicates import Duplicates
 from rollout_is.analysis.findings import shell_path
+from rollout_is.analysis.fused.library import kernel
 from rollout_is.analysis.glance import verdict
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
@@ -51,7 +52,12 @@ def write(
         worst=worst,
         notes=ranked(notes),
         extra=extra,
-        runtime={**runtime, "host": platform.node(), "python": platform.python_version()},
+        runtime={
+            **runtime,
+            "kernel": kernel()[0] if settings.device == "cpu" else "torch",
+            "host": platform.node(),
+            "python": platform.python_version(),
+        },
     )
     seen = rest.pop("glance", ())
     return replace(summary, extra=rest, findings=verdict(summary, seen, shell_path(summary)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,20 @@ SAMPLE = 2048  # valid tokens of each unit looked at for repeated constants and 
 KNOWN_FILLS = (0.0, 1.0, -9999.0, -1e10, math.inf, -math.inf, math.nan)
 MASKED_SAMPLE = 8192  # masked-out positions of each unit looked at for fill values
 KEPT = 10  # values and places named; the rest are counted
+
+
+class Counts(NamedTuple):
+    """Log-probs of one side that are not below 0; ``top`` is the largest of all."""
+
+    positive: int
+    zeros: int
+    disagreeing: int
+    top: float
+
+    @staticmethod
+    def of(side: Any, top: float) -> Counts:
+        """From what the compiled kernel says of a side."""
+        return Counts(side.positive, side.zeros, side.disagreeing, top)
 
 
 @dataclass
@@ -77,22 +91,50 @@ class Observations:
             self.rejected.setdefault(role, Rejected()).add(one)
         self.masked_fill.update(other.masked_fill)
 
-    def see_valid(self, train: Floats, rollout: Floats) -> None:
-        """Valid finite tokens of a block, float64 [v] each."""
+    def see_valid(self, train: Floats, rollout: Floats, tops: tuple[float, float]) -> None:
+        """Valid finite tokens of a block, float64 [v] each; ``tops`` are the largest stored, of others too."""
         self.valid += len(train)
-        top_t, top_r = float(train.max()), float(rollout.max())
-        zero_t = self._see_top(self.train, train, rollout, top_t)
-        zero_r = self._see_top(self.rollout, rollout, train, top_r)
+        zero_t = self._see_top(self.train, train, rollout, tops[0])
+        zero_r = self._see_top(self.rollout, rollout, train, tops[1])
         if zero_t is not None and zero_r is not None:
             self.both_zero += int(np.count_nonzero(zero_t & zero_r))
-        if self.train.sampled < SAMPLE:
+        self.sample(train, rollout)
+
+    def see_counts(self, tokens: int, train: Counts, rollout: Counts, both_zero: int) -> None:
+        """Valid finite tokens of a block that were counted elsewhere."""
+        self.valid += tokens
+        self.both_zero += both_zero
+        for side, (positive, zeros, disagreeing, top) in ((self.train, train), (self.rollout, rollout)):
+            side.positive += positive
+            side.zeros += zeros
+            side.zeros_disagreeing += disagreeing
+            if positive:
+                side.positive_max = max(side.positive_max, top)
+
+    @property
+    def wanted(self) -> int:
+        """How many valid tokens the sample still lacks."""
+        return SAMPLE - self.train.sampled
+
+    def sample(self, train: Floats, rollout: Floats) -> None:
+        """Valid finite tokens for the sample, until it is full."""
+        if self.wanted:
             self._sample(self.train, train)
             self._sample(self.rollout, rollout)
+
+    def place_nonfinite(self, shard: int, positions: Ints, train: Floats, rollout: Floats) -> None:
+        """Valid tokens that were left out: int64 [b] positions in the shard, float64 [b] log-probs."""
+        self.nonfinite_valid += len(positions)
+        self.valid += len(positions)
+        columns = (x[:KEPT].tolist() for x in (positions, train, rollout))
+        places = [(shard, p, t, r) for p, t, r in zip(*columns, strict=True)]
+        self.nonfinite_places = sorted(self.nonfinite_places + places, key=lambda p: p[:2])[:KEPT]
 
     @staticmethod
     def _see_top(side: Side, own: Floats, other: Floats, top: float) -> Any:
         if top < 0:
             return None
+        top = float(own.max())
         if top > 0:
             above = own > 0
             side.positive += int(np.count_nonzero(above))
@@ -114,11 +156,16 @@ class Observations:
             side.repeated[value] += count
         side.magnitude.append(float(np.median(np.abs(own))))
 
+    @property
+    def wanted_masked(self) -> int:
+        """How many masked-out positions the look at them still lacks."""
+        return MASKED_SAMPLE - self._looked
+
     def see_masked(self, rollout: Floats) -> None:
-        """Rollout log-probs at masked-out positions of a block, every value as stored; the first of each unit are looked at."""
-        if self._looked >= MASKED_SAMPLE:
+        """Rollout log-probs at masked-out positions, float64 [n], not empty; the first of each unit are looked at."""
+        if not self.wanted_masked:
             return
-        rollout = rollout[: MASKED_SAMPLE - self._looked]
+        rollout = rollout[: self.wanted_masked]
         self._looked += len(rollout)
         first = rollout[0]
         same = np.isnan(rollout).all() if np.isnan(first) else bool((rollout == first).all())

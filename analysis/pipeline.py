@@ -13,8 +13,8 @@ from rollout_is.analysis import notebook
 from rollout_is.analysis.assemble import assemble
 from rollout_is.analysis.batch import Consumer
 from rollout_is.analysis.duplicates import DuplicateIndex, confirm
-from rollout_is.analysis.engine import Partial
 from rollout_is.analysis.grouping import UNIT_GROUPINGS
+from rollout_is.analysis.partial import Partial
 from rollout_is.analysis.places import describe_worst
 from rollout_is.analysis.plan import Paths, Plan, asked_for, plan_shards
 from rollout_is.analysis.recount import without_copies

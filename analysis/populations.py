@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,9 +12,15 @@ from rollout_is.analysis.batch import Floats, Ints
 from rollout_is.analysis.histogram import Histogram
 from rollout_is.analysis.ops import HALF_BINS, Ops
 
+if TYPE_CHECKING:
+    from rollout_is.analysis.fused.library import Block
+
 # Columns of a piece. E, E2 and D2 are taken about the unit's shift, so that variances do not cancel.
-N, T, D, D2, ABS, E, E2, W, W2, K3, MULT, DP, HIGH, LOW, EXTREME, VETO, IDENTICAL = range(17)
+N, D, ABS, E, E2, W, W2, T, D2, MULT, DP, K3, HIGH, LOW, EXTREME, VETO, IDENTICAL = range(17)
 COLUMNS = 17
+# A piece has three more until it is folded: its tokens beyond the nearest bound, and the extremes of d.
+TAIL, LOWEST, HIGHEST, ROWS = 17, 18, 19, 20
+FIRST_ZEROED = T  # from it on, rows that not every block writes
 
 
 @dataclass(frozen=True)
@@ -54,14 +60,6 @@ class Scaled:
             self.scale.append(scale)
             self.first.append(first)
             self.second.append(second)
-
-    def between(self, first: int, stop: int) -> Scaled:
-        """The entries of sequences [first, stop), counted from first."""
-        out = Scaled()
-        sequence, *rest = self.arrays()
-        inside = (sequence >= first) & (sequence < stop)
-        out.add(sequence[inside] - first, *(x[inside] for x in rest))
-        return out
 
     def arrays(self) -> tuple[Ints, Floats, Floats, Floats]:
         if not self.sequence:
@@ -121,6 +119,27 @@ class Pooled:
             self.cross += qq + qd + a * sum_q
         self.q += sum_q
         self.q2 += qq
+
+    def pilot(self, train: Floats, rollout: Floats) -> None:
+        """Set the shifts by some of the population's tokens, float64 [n] log-probs each."""
+        with np.errstate(all="ignore"):
+            p, q = np.exp(train), np.exp(rollout)
+            mean_p, mean_q = float(p.mean()), float(q.mean())
+            wide = all(float((x * x).mean()) > 1.01 * mean * mean for x, mean in ((p, mean_p), (q, mean_q)))
+        self.shift = (0.0, 0.0) if wide or not (math.isfinite(mean_p) and math.isfinite(mean_q)) else (mean_p, mean_q)
+
+    def take(self, given: Block) -> None:
+        """What the compiled kernel summed of a block, about this shift."""
+        if _one_probability(self.train):
+            self.train = _widen(self.train, (given.train_low, given.train_high))
+        if _one_probability(self.rollout):
+            self.rollout = _widen(self.rollout, (given.rollout_low, given.rollout_high))
+        self.p += given.p
+        self.p2 += given.p2
+        self.q += given.q
+        self.q2 += given.q2
+        self.cross += given.cross
+        self.max_dp = max(self.max_dp, given.largest_difference)
 
     @staticmethod
     def _pilot(ops: Ops, p: Any | None, q: Any, difference: Any, sum_q: float) -> tuple[float, float]:
@@ -222,6 +241,10 @@ class Table:
         np.minimum(self.low, other.low, out=other.low)
         np.maximum(self.high, other.high, out=other.high)
         return other
+
+    def copy(self) -> Table:
+        """In memory of its own: sums of a unit stand where the next unit's will."""
+        return Table(self.sequence.copy(), self.sums.copy(), self.low.copy(), self.high.copy())
 
     def take(self, keep: Any) -> Table:
         return Table(self.sequence[keep], self.sums[:, keep], self.low[keep], self.high[keep])

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_is.analysis.batch import Consumer
+from rollout_is.analysis.fused.library import common, kernel, only
 from rollout_is.analysis.plan import Plan, asked_for, plan_shards
 from rollout_is.analysis.reduce import Ranks
 from rollout_is.analysis.settings import Settings
@@ -39,7 +40,7 @@ def analyze_ranked(
     launch = ranks.launch
     if settings.device == "cuda":
         settings = replace(settings, device=f"cuda:{launch.local_rank}")
-    with ranks:
+    with ranks, only(_kernel(ranks)):
         scanned, mine = _scan(ranks, paths, columns, steps, allow_partial, duplicates, local)
         opener = pipeline.FileOpener(settings.mask, settings.train, settings.rollout)
         numbered = dict(enumerate(scanned.shards))
@@ -81,6 +82,18 @@ def analyze_ranked(
         raise result
     assert result is not None
     return result
+
+
+def _kernel(ranks: Ranks) -> str:
+    """The kernel that every rank has: the last bits must not depend on which rank reads what."""
+    met: RolloutIsError | None = None
+    name = "numpy"
+    try:
+        name = kernel()[0]
+    except RolloutIsError as error:
+        met = error
+    ranks.agree(met)
+    return common(ranks.all_gather(name))
 
 
 def _conclude(

@@ -11,7 +11,7 @@ import numpy as np
 from rollout_is.analysis.assemble import assemble
 from rollout_is.analysis.batch import UnitId
 from rollout_is.analysis.duplicates import Duplicates
-from rollout_is.analysis.engine import Partial
+from rollout_is.analysis.partial import Partial
 from rollout_is.analysis.plan import Plan
 from rollout_is.analysis.summary import Statistic
 from rollout_is.analysis.tails import Tails

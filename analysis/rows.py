@@ -14,6 +14,7 @@ from rollout_is.analysis import populations as sums
 from rollout_is.analysis.batch import Floats, Ints
 from rollout_is.analysis.clusters import ClusterRow, GroupTable
 from rollout_is.analysis.histogram import merge
+from rollout_is.analysis.nonfinite import Nonfinite
 from rollout_is.analysis.pareto import TopLogWeights
 from rollout_is.analysis.populations import Bounds, Half, Pooled, Scaled, Table
 from rollout_is.analysis.weights import Moments, WeightRow
@@ -100,6 +101,19 @@ class SequenceFacts:
     infinite_high: Ints
     groups: Ints | None
 
+    @staticmethod
+    def of(halves: Sequence[Nonfinite], groups: Ints | None) -> SequenceFacts:
+        """Of one population or of two together."""
+        count, low, high = halves[0].count, halves[0].low, halves[0].high
+        for other in halves[1:]:
+            count, low, high = count + other.count, low + other.low, high + other.high
+        return SequenceFacts(count, low, high, groups)
+
+    def take(self, keep: Any) -> SequenceFacts:
+        """Of some of the sequences: bool [s] or int64 [k]."""
+        groups = None if self.groups is None else self.groups[keep]
+        return SequenceFacts(self.nonfinite[keep], self.infinite_low[keep], self.infinite_high[keep], groups)
+
 
 @dataclass(frozen=True)
 class FragmentSums:
@@ -130,8 +144,9 @@ class Population:
 def token_row(population: Population, table: Table, facts: SequenceFacts, *, clustered: bool) -> TokenRow:
     """Pool a unit's table over its tokens. ``table`` joins the members' tables."""
     members = population.members
-    total = {name: float(table.sums[column].sum()) for name, column in _SUMMED.items()}
-    n = int(table.sums[sums.N].sum())
+    totals = table.sums.sum(axis=1).tolist()
+    total = {name: totals[column] for name, column in _SUMMED.items()}
+    n = int(totals[sums.N])
     low = float(table.low.min()) if table.low.size else math.inf
     high = float(table.high.max()) if table.high.size else -math.inf
     shift, e_shift = (members[0].shift, members[0].e_shift) if members else (0.0, 0.0)

@@ -58,7 +58,7 @@ def summary_schema() -> dict[str, Any]:
             "settings": {"type": "object", "description": "bounds, mask, scoring passes, groupings"},
             "runtime": {
                 "type": "object",
-                "description": "workers, ranks, host, times: the only block that differs between equal analyses",
+                "description": "workers, ranks, kernel, host, times: the only block that differs between equal analyses",
             },
             "findings": {"type": "array", "items": {"$ref": "#/$defs/finding"}},
             "views": {"$ref": "#/$defs/views"},

@@ -1,12 +1,15 @@
-"""Bring the valid positions of a stored column to the front of a block, bit for bit; read masks."""
+"""Pick positions out of a stored column, bit for bit; read masks."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rollout_is.analysis.split import Layout
+from rollout_is.analysis import units
+from rollout_is.analysis.batch import Floats
+from rollout_is.analysis.split import Picks
 from rollout_is.dumps.errors import DumpError
 
 if TYPE_CHECKING:
@@ -15,29 +18,62 @@ if TYPE_CHECKING:
     from rollout_is.dumps.shard import ShardInfo
 
 MORE_VALUES = -1.0  # stands for further values of a mask where they are counted: no mask may hold it
-_BITS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 class Picker:
     """Moves raw bits, so that no dtype and no bit pattern matters. Buffers are reused."""
 
-    def __init__(self, block: int) -> None:
-        self._block = block
+    def __init__(self) -> None:
         self._buffers: dict[tuple[str, int], Any] = {}
 
-    def arrange(self, raw: Any, layout: Layout, slot: str) -> Any:
-        """The block's elements, as raw bits, in the layout's order; the source itself when nothing moves."""
-        if not layout.moves:
+    def pick(self, raw: Any, picks: Picks, slot: str) -> Any:
+        """The picked elements of a chunk, as raw bits; the source itself where all of it is picked."""
+        count = picks.count
+        if count == len(raw):
             return raw
         key = (slot, raw.itemsize)
-        if key not in self._buffers:
-            self._buffers[key] = np.empty(self._block, dtype=_BITS[raw.itemsize])
-        out = self._buffers[key][: len(raw)]
-        if layout.runs is not None:
-            np.concatenate([raw[a:b] for a, b in layout.runs], out=out)
-        elif layout.index is not None:
-            np.take(raw, layout.index, out=out, mode="clip")
+        if key not in self._buffers or len(self._buffers[key]) < count:
+            self._buffers[key] = np.empty(max(count, units.CHUNK_POSITIONS), dtype=raw.dtype)
+        out = self._buffers[key][:count]
+        if picks.index is not None:
+            np.take(raw, picks.index, out=out, mode="clip")
+        else:
+            np.concatenate(
+                [raw[a:b] for a, b in zip(picks.starts.tolist(), picks.stops.tolist(), strict=True)], out=out
+            )
         return out
+
+
+class Stored:
+    """The tokens of one population in one chunk.
+
+    Args:
+        train, rollout: [n] the chunk's columns as they are stored.
+        picks: which of its positions.
+    """
+
+    def __init__(self, picker: Picker, picks: Picks, train: Tensor, rollout: Tensor) -> None:
+        self._picker = picker
+        self.picks = picks
+        self.train = train
+        self.rollout = rollout
+
+    @cached_property
+    def bits(self) -> tuple[Any, Any]:
+        """Train and rollout log-probs of the tokens one after another, as raw bits; until the next chunk is picked."""
+        train, rollout = (
+            self._picker.pick(bits_of(column), self.picks, slot)
+            for column, slot in ((self.train, "train"), (self.rollout, "rollout"))
+        )
+        return train, rollout
+
+    def values(self, first: int, last: int) -> tuple[Floats, Floats]:
+        """Both sides' log-probs of a few of the tokens, by rank, float64."""
+        import torch
+
+        at = torch.from_numpy(self.picks.some(first, min(last, self.picks.count)))
+        train, rollout = (column[at].to(torch.float64).numpy() for column in (self.train, self.rollout))
+        return train, rollout
 
 
 def bits_of(source: Tensor) -> Any:

@@ -1,122 +1,172 @@
-"""The mask of a unit as runs, and each block laid out with its valid tokens first: which positions go where, in which pieces."""
+"""A unit's tokens as two populations, each a series of runs of positions: its pieces, its blocks, and how to pick it out.
+
+The valid tokens (and, apart from them, the masked-out ones) are numbered in place order; that number is a token's *rank*. A
+unit is read in chunks of positions; the tokens of a population in a chunk are cut into blocks, and a block into pieces, one for
+each sequence. All of that is worked out for the whole unit at once, by a few passes over its edges.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from rollout_is.analysis.batch import Ints
 
-FEW_RUNS = 512  # mask runs of a block up to which copying runs beats picking by index
-
+FEW_RUNS = 2048  # runs of a chunk up to which copying runs beats picking by index
 DENSE = 64  # mean length of a run below which runs are short
+SLACK = 8  # a cut moves back by up to one such part of a block to where a sequence starts
+
+
+class Runs:
+    """The positions of a unit at which a mask is set, as runs.
+
+    Args:
+        on: bool [n].
+        edges: int64 [e] ends of all runs, of set and of other positions, where they are known.
+
+    >>> runs = Runs(np.array([0, 1, 1, 0, 1], bool))
+    >>> runs.before(np.array([0, 2, 5])).tolist(), runs.inverse().before(np.array([0, 2, 5])).tolist()
+    ([0, 1, 3], [0, 1, 2])
+    """
+
+    def __init__(self, on: Any, edges: Ints | None = None) -> None:
+        self.on = on
+        n = len(on)
+        if edges is None:
+            changes = np.flatnonzero(on[1:] != on[:-1])
+            edges = np.empty(len(changes) + 2, dtype=np.int64)
+            edges[0], edges[-1] = 0, n
+            np.add(changes, 1, out=edges[1:-1])
+        self._edges = edges
+        first = 0 if n and on[0] else 1
+        self.starts, self.stops = edges[first:-1:2], edges[first + 1 :: 2]
+        self._before = np.zeros(len(self.starts) + 1, dtype=np.int64)
+        np.cumsum(self.stops - self.starts, out=self._before[1:])
+
+    def inverse(self) -> Runs:
+        """The other positions."""
+        return Runs(~self.on, self._edges)
+
+    @cached_property
+    def _running(self) -> Any:
+        """int32 [n+1] set positions before each place, where runs are so short that looking them up is slower; else None."""
+        n = len(self.on)
+        if len(self._edges) <= n // DENSE:
+            return None
+        out = np.zeros(n + 1, dtype=np.int32)
+        np.cumsum(self.on, out=out[1:], dtype=np.int32)
+        return out
+
+    def before(self, at: Ints) -> Ints:
+        """int64 [k]: set positions before each place."""
+        if self._running is not None:
+            counted: Ints = self._running[at].astype(np.int64)
+            return counted
+        run = self.starts.searchsorted(at, side="right")  # runs begun before the place
+        out: Ints = self._before[run].copy()
+        inside = np.flatnonzero(run)
+        last = run[inside] - 1
+        out[inside] -= np.maximum(self.stops[last] - at[inside], 0)
+        return out
+
+    def pick(self, start: int, stop: int) -> Picks:
+        """Which of positions [start, stop) are set, counted from ``start``."""
+        first = int(self.stops.searchsorted(start, side="right"))
+        last = int(self.starts.searchsorted(stop, side="left"))
+        if last - first > FEW_RUNS:
+            index = self.on[start:stop].nonzero()[0]
+            none = np.zeros(0, dtype=np.int64)
+            return Picks(self.on[start:stop], none, none, len(index), index)
+        starts, stops = self.starts[first:last] - start, self.stops[first:last] - start
+        if len(starts):
+            starts[0], stops[-1] = max(int(starts[0]), 0), min(int(stops[-1]), stop - start)
+        return Picks(self.on[start:stop], starts, stops, int(stops.sum() - starts.sum()))
+
+    def place_of(self, rank: int) -> int:
+        """The position of the set position with so many before it."""
+        run = int(self._before.searchsorted(rank, side="right")) - 1
+        return int(self.starts[run] + rank - self._before[run])
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A block of n positions, reordered: valid tokens in place order, then masked-out ones in place order.
+class Picks:
+    """Positions of a chunk, bool [n] ``on``: as runs [starts, stops) where they are few, else as int64 [count] places."""
 
-    Attributes:
-        split: how many are valid.
-        runs: (first, stop) slices in the new order, where there are few; None when ``index`` is used or nothing moves.
-        index: int64 [n] positions in the new order, or None.
-        starts: int64 [k] first index of each piece, in the new order.
-        sequence: int64 [k] the sequence of each piece.
-        valid_pieces: how many of the pieces are of valid tokens.
-    """
-
-    split: int
-    runs: list[tuple[int, int]] | None
-    index: Ints | None
+    on: Any
     starts: Ints
-    sequence: Ints
-    valid_pieces: int
+    stops: Ints
+    count: int
+    index: Ints | None = None
 
-    @property
-    def moves(self) -> bool:
-        return self.runs is not None or self.index is not None
-
-    def positions(self, n: int) -> Ints:
-        """int64 [n] the block's position of each token in the new order."""
+    def some(self, first: int, last: int) -> Ints:
+        """int64 [last - first] the positions of a few of them, by rank."""
         if self.index is not None:
-            return self.index
-        if self.runs is None:
-            return np.arange(n)
-        return np.concatenate([np.arange(a, b) for a, b in self.runs])
+            return self.index[first:last]
+        ends = np.cumsum(self.stops - self.starts)
+        runs = range(int(ends.searchsorted(first, side="right")), int(ends.searchsorted(last, side="left")) + 1)
+        parts = [np.arange(int(self.starts[i]), int(self.stops[i])) for i in runs if i < len(ends)]
+        if not parts:
+            return np.zeros(0, dtype=np.int64)
+        before = int(ends[runs[0]]) - len(parts[0])
+        return np.concatenate(parts)[first - before : last - before]
 
-
-class MaskRuns:
-    """The runs of a mask, and how many valid positions come before any place.
-
-    Args:
-        valid: bool [n].
-
-    >>> runs = MaskRuns(np.array([0, 1, 1, 0, 1], bool))
-    >>> runs.before(np.array([0, 2, 5])).tolist()
-    [0, 1, 3]
-    """
-
-    def __init__(self, valid: Any) -> None:
-        self.valid = valid
-        n = len(valid)
-        changes = np.flatnonzero(valid[1:] != valid[:-1])
-        self.edges = np.empty(len(changes) + 2, dtype=np.int64)
-        self.edges[0], self.edges[-1] = 0, n
-        np.add(changes, 1, out=self.edges[1:-1])
-        self._first_valid = bool(n and valid[0])
-        self._on = np.empty(len(self.edges) - 1, dtype=np.int64)  # 1 for valid runs
-        self._on[0::2], self._on[1::2] = int(self._first_valid), int(not self._first_valid)
-        lengths = (self.edges[1:] - self.edges[:-1]) * self._on
-        self._before = np.zeros(len(self.edges), dtype=np.int64)
-        np.cumsum(lengths, out=self._before[1:])
-        self._prefix: Any = None
-        if len(changes) > n // DENSE:  # many short runs: a running count is faster than looking runs up
-            self._prefix = np.zeros(n + 1, dtype=np.int32)
-            np.cumsum(valid, out=self._prefix[1:], dtype=np.int32)
-
-    def before(self, at: Ints) -> Ints:
-        """int64 [k]: valid positions before each place."""
-        if self._prefix is not None:
-            counted: Ints = self._prefix[at].astype(np.int64)
-            return counted
-        run = np.minimum(self.edges.searchsorted(at, side="right") - 1, len(self._on) - 1)
-        out: Ints = self._before[run] + (at - self.edges[run]) * self._on[run]
+    @cached_property
+    def positions(self) -> Ints:
+        """int64 [count], ascending."""
+        out: Ints = self.on.nonzero()[0] if self.index is None else self.index
         return out
 
-    def lay_out(self, start: int, stop: int, bounds: Ints, first: int) -> Layout:
-        """The layout of positions [start, stop).
+
+@dataclass(frozen=True)
+class Pieces:
+    """How one population of a unit is cut.
+
+    Attributes:
+        bounds: int64 [b+1] ranks at which blocks start, and the end.
+        chunks: int64 [c+1] number of the first block of each chunk.
+        first: int64 [b+1] number of the first piece of each block.
+        starts: int64 [k] first token of each piece, counted from its block.
+        sequence: int64 [k] the sequence of each piece, counted from the unit's first segment.
+    """
+
+    bounds: Ints
+    chunks: Ints
+    first: Ints
+    starts: Ints
+    sequence: Ints
+
+    @staticmethod
+    def cut(ranks: Ints, chunks: Ints, block: int) -> Pieces:
+        """Cut a population.
 
         Args:
-            bounds: int64 [k+1] ends of the segments inside, clipped to [start, stop]; empty ones may be among them.
-            first: number of the first of them.
-        """
-        n = stop - start
-        lengths = bounds[1:] - bounds[:-1]
-        counted = self.before(bounds)
-        own = counted[1:] - counted[:-1]
-        split = int(counted[-1] - counted[0])
-        sequence = np.arange(first, first + len(lengths))
-        if split in (0, n):
-            some = lengths > 0
-            pieces = int(np.count_nonzero(some)) if split else 0
-            return Layout(split, None, None, bounds[:-1][some] - start, sequence[some], pieces)
-        counts = np.concatenate((own, lengths - own))
-        has = counts > 0
-        counts, sequence = counts[has], np.concatenate((sequence, sequence))[has]
-        inner = np.zeros(len(counts), dtype=np.int64)
-        np.cumsum(counts[:-1], out=inner[1:])
-        runs, index = self._order(start, stop)
-        return Layout(split, runs, index, inner, sequence, int(np.count_nonzero(own)))
+            ranks: int64 [s+1] its tokens before each segment of the unit, and in all.
+            chunks: int64 [c+1] its tokens before each chunk, and in all.
+            block: tokens of a block, at most; an eighth more where a cut moves to the start of a sequence.
 
-    def _order(self, start: int, stop: int) -> tuple[list[tuple[int, int]] | None, Ints | None]:
-        a, b = int(self.edges.searchsorted(start, side="right")), int(self.edges.searchsorted(stop, side="left"))
-        if b - a >= FEW_RUNS:
-            valid = self.valid[start:stop]
-            return None, np.concatenate((np.flatnonzero(valid), np.flatnonzero(~valid)))
-        edges = [0, *(self.edges[a:b] - start).tolist(), stop - start]
-        pairs = list(pairwise(edges))
-        at = 0 if self.valid[start] else 1
-        return pairs[at::2] + pairs[1 - at :: 2], None
+        >>> p = Pieces.cut(np.array([0, 3, 3, 8]), np.array([0, 8]), 4)
+        >>> p.bounds.tolist(), p.starts.tolist(), p.sequence.tolist()
+        ([0, 4, 8], [0, 3, 0], [0, 2, 2])
+        """
+        sizes = np.diff(chunks)
+        parts = -(-sizes // block)  # blocks of each chunk; none where it has no such token
+        numbers = np.zeros(len(chunks), dtype=np.int64)
+        np.cumsum(parts, out=numbers[1:])
+        owner = np.repeat(np.arange(len(sizes)), parts)
+        inner = np.arange(len(owner)) - numbers[owner]
+        bounds = np.append(chunks[owner] + sizes[owner] * inner // np.maximum(parts[owner], 1), chunks[-1])
+        # Back to the start of a sequence where one is near: sequences in one block need no joining.
+        near = ranks[ranks.searchsorted(bounds, side="right") - 1]
+        moves = (bounds - near <= block // SLACK) & np.append(inner > 0, False)
+        bounds = np.where(moves, near, bounds)
+        at = ranks.searchsorted(bounds[:-1], side="right")
+        starts = np.insert(ranks[:-1], at, bounds[:-1])
+        sequence = np.insert(np.arange(len(ranks) - 1), at, at - 1)
+        some = np.diff(starts, append=ranks[-1]) > 0
+        starts, sequence = starts[some], sequence[some]
+        first = starts.searchsorted(bounds)
+        starts -= np.repeat(bounds[:-1], np.diff(first))
+        return Pieces(bounds, numbers, first, starts, sequence)

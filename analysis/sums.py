@@ -1,18 +1,19 @@
-"""Sums over the tokens of one unit, a column a piece, for one population of tokens (the valid or the masked-out ones).
+"""Sums over one population of tokens of one unit (the valid or the masked-out ones), a column a piece.
 
-A piece is the run of one sequence's tokens inside one block. Everything that a statistic needs is summed once, here; the
-per-sequence and pooled figures are read from these columns afterwards. Weights that float64 sums would lose (log-ratios
-above 300, pieces whose weights all but vanish) are kept apart as (log scale, scaled sums).
+A piece is the run of one sequence's tokens inside one block. Everything that a statistic needs is summed once, here; what
+follows from the sums alone is worked out for all pieces of the unit together, at the end. Weights that float64 sums would
+lose (log-ratios above 300, pieces whose weights all but vanish) are kept apart as (log scale, scaled sums).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rollout_is.analysis.batch import Floats, Ints
+from rollout_is.analysis.columns import Columns, fold
 from rollout_is.analysis.ops import HALF_BINS, Ops
 from rollout_is.analysis.populations import (
     ABS,
@@ -22,10 +23,13 @@ from rollout_is.analysis.populations import (
     E2,
     EXTREME,
     HIGH,
+    HIGHEST,
     IDENTICAL,
     K3,
     LOW,
+    LOWEST,
     MULT,
+    TAIL,
     VETO,
     W2,
     Bounds,
@@ -40,12 +44,17 @@ from rollout_is.analysis.populations import (
     Whole,
 )
 
+if TYPE_CHECKING:
+    from rollout_is.analysis.fused.library import Block
+
 HOT = 300.0  # |d| above this: exp(d) and its square are kept as a logarithm
 COLD = 1e-2  # a piece with a mean weight below this is summed without the 1 + (w - 1) detour, which would cancel
+LOG_COLD = math.log(COLD)
 FAINT = -7.0  # a block with d below this takes p = exp(t) itself: q + q expm1(d) would cancel
 PLAIN_LARGEST = 1e-4  # largest |d| below which weights without k3 take expm1 too
 PLAIN_MEAN_SQUARE = 1e-6  # mean d^2 above which exp(d) - 1 is as good as expm1(d) in every sum
 HALF_MAX = 65519.0  # beyond it a half is infinite
+PENDING = 1 << 14  # tokens beyond a bound that wait to be counted together: as many as the cache holds
 
 
 class Workspace:
@@ -57,25 +66,45 @@ class Workspace:
         self.rollout = ops.array(block)
         self.d = ops.array(block)
         self.e = ops.array(block)
-        self.scratch = ops.array(block)
-        self.magnitude = ops.array(block)
+        self.first = ops.array(block)
+        self.second = ops.array(block)
         self.probability = ops.array(block)
 
 
+class Extremes(NamedTuple):
+    """Smallest and largest d: float64 [k] of each piece (or bounds that hold for all of them), and of the block."""
+
+    low: Floats | float
+    high: Floats | float
+    bottom: float
+    top: float
+
+    @staticmethod
+    def of(ops: Ops, d: Any, starts: Ints) -> Extremes:
+        """Of each piece."""
+        low, high = ops.segment_min(d, starts), ops.segment_max(d, starts)
+        return Extremes(low, high, float(low.min()), float(high.max()))
+
+    @staticmethod
+    def of_block(ops: Ops, d: Any) -> Extremes:
+        """Of the block alone."""
+        bottom, top = ops.minmax(d)
+        return Extremes(bottom, top, bottom, top)
+
+
 class Sums:
-    """Accumulates the tokens of one unit, valid and masked-out ones in the same passes.
+    """Accumulates one population of the tokens of one unit.
 
     Args:
         bounds: what tokens are counted against.
         shift: the unit's pilot for d (0 where the mean is small beside the spread).
         mismatch: False leaves out the probability family.
-        size: number of sequences; pieces of masked-out tokens are numbered from there on.
         moments: sum train log-probs and d^2 also without the probability family (consumers read them).
-        dense: keep one column for each sequence (the unit as a whole) instead of a list of pieces (a group of it).
+        columns: where the columns of the pieces go; by default they are collected block by block.
     """
 
     def __init__(
-        self, bounds: Bounds, shift: float, mismatch: bool, size: int, *, dense: bool = False, moments: bool = False
+        self, bounds: Bounds, shift: float, mismatch: bool, *, moments: bool = False, columns: Columns | None = None
     ) -> None:
         self.bounds = bounds
         self._nearest = bounds.nearest
@@ -83,172 +112,204 @@ class Sums:
         self.e_shift = math.expm1(shift)
         self.mismatch = mismatch
         self.moments = mismatch or moments
-        self.size = size
-        self._tables = (_Columns(size, dense), _Columns(size, dense))  # masked-out, valid
-        self.scaled = Scaled()
-        self.scaled_abs = Scaled()
-        self.scaled_k3 = Scaled()
-        self.halves = (Whole(), Whole())  # masked-out, valid
+        self.whole = Whole()
+        self.tokens = 0
+        self._columns = columns or Columns()
+        self._sequence: list[Ints] = []
+        self._scaled = Scaled()
+        self._scaled_abs = Scaled()
+        self._scaled_k3 = Scaled()
+        self._cold: list[tuple[Ints, Floats, Floats]] = []  # pieces summed again: sum of w, of w^2
+        self._tail: list[Floats] = []  # d beyond the nearest bound, piece after piece
+        self._pending = 0
+        self._counted = 0  # pieces whose tail has been counted
 
-    def add(
-        self, work: Workspace, v: int, split: int, starts: Ints, sequence: Ints, cut: int, low: Floats, high: Floats
-    ) -> None:
+    def add(self, work: Workspace, v: int, starts: Ints, sequence: Ints, extremes: Extremes) -> None:
         """Take in v finite tokens that stand in the workspace (train, rollout, d), cut into pieces at ``starts``.
 
         Leaves expm1(d) in ``work.e``.
 
         Args:
-            split: tokens before it are valid, those from it on masked out.
-            sequence: int64 [k] the sequence of each piece, plus ``size`` for masked-out pieces.
-            cut: how many of the pieces are of valid tokens.
-            low, high: float64 [k] extremes of d of each piece.
+            sequence: int64 [k] the sequence of each piece.
+            extremes: of d.
         """
         ops = work.ops
-        train, d = work.train[:v], work.d[:v]
-        e, scratch, magnitude, w = work.e[:v], work.scratch[:v], work.magnitude[:v], work.probability[:v]
-        piece = np.zeros((COLUMNS, len(starts)))
+        train, d, e, first, second = (x[:v] for x in (work.train, work.d, work.e, work.first, work.second))
+        before = self._columns.count
+        piece = self._columns.next(len(starts))
+        self._sequence.append(sequence)
+        self.tokens += v
         counts = piece[N]
         counts[:-1] = starts[1:]
         counts[-1] = v
         counts -= starts
-        piece[D] = ops.segment_sum(d, starts)
-        biggest = max(float(high.max()), -float(low.min()))
+        piece[LOWEST], piece[HIGHEST], bottom, top = extremes
+        ops.segment_sum(d, starts, piece[D])
+        biggest = max(top, -bottom)
 
+        magnitude = first
         ops.absolute(d, magnitude)
-        piece[ABS] = ops.segment_sum(magnitude, starts)
-        tail = ops.above(magnitude, self._nearest) if biggest > self._nearest else None
-        if tail is not None and len(tail):
-            self._count_tail(piece, ops.fetch(d, tail), starts.searchsorted(tail, side="right") - 1)
+        ops.segment_sum(magnitude, starts, piece[ABS])
+        if biggest > self._nearest:
+            self._keep_tail(ops, d, ops.above(magnitude, self._nearest), starts, piece)
         hot = ops.above(magnitude, HOT) if biggest > HOT else None
         hot_d = ops.fetch(d, hot) if hot is not None else np.zeros(0)
-        if self._bin(ops, d, split, hot, hot_d) and ops.count_zero(d):
-            self._count_zeros(ops, piece, d, split, starts)
+        if self._bin(ops, d, hot_d):
+            self._count_zeros(ops, d, starts, piece)
 
         if self.moments:
-            piece[T] = ops.segment_sum(train, starts)
+            ops.segment_sum(train, starts, piece[T])
             if self.shift:
-                ops.subtract(d, self.shift, scratch)
-                ops.multiply(scratch, scratch, scratch)
+                ops.subtract(d, self.shift, second)
+                ops.multiply(second, second, second)
             else:
-                ops.multiply(d, d, scratch)
-            piece[D2] = ops.segment_sum(scratch, starts)
-        exact = self._weights(ops, d, e, w, piece, split, cut, low, high)
-
-        weights = e
-        if hot is not None:
-            # A hot token enters the plain sums with weight 0 and its logarithm is kept.
-            weights = ops.copy(e)
-            ops.put(weights, hot, np.where(hot_d > 0, -1.0, ops.fetch(e, hot)))
-            self._keep_hot(hot_d, sequence[np.searchsorted(starts, hot, side="right") - 1])
-        plain = weights
-        if self.shift:
-            ops.subtract(weights, self.e_shift, scratch)
-            plain = scratch
-        piece[E] = ops.segment_sum(plain, starts)
-        ops.multiply(plain, plain, scratch)
-        piece[E2] = ops.segment_sum(scratch, starts)
-        one = 1.0 + self.e_shift
-        piece[W] = counts * one + piece[E]
-        piece[W2] = counts * one * one + 2.0 * one * piece[E] + piece[E2]
-        self._resum_cold(ops, piece, d, sequence)
-
-        if self.mismatch:
-            # k3 = sum of e - d: the two sums carry 1e-16 of the larger, and e is exact where d is small.
-            k3 = counts * self.e_shift + piece[E] - piece[D]
-            if hot is not None:
-                at = np.searchsorted(starts, hot, side="right") - 1
-                up = hot_d > 0
-                np.add.at(k3, at[up], 1.0 + hot_d[up])
-            piece[K3] = np.maximum(k3, 0.0)
-            if exact:
-                ops.exp(magnitude, magnitude)
-            else:
-                ops.with_reciprocal(w, magnitude)  # exp|d| = max(w, 1/w), w being a rounded exp(d) itself
-            if hot is not None:
-                ops.put(magnitude, hot, 0.0)  # kept as logarithms
-            piece[MULT] = ops.segment_sum(magnitude, starts)
-            self._probabilities(work, v, split, piece, starts, cut, hot, low)
-        if cut:
-            self._tables[1].add(split, piece[:, :cut], low[:cut], high[:cut], sequence[:cut])
-        if cut < len(starts):
-            self._tables[0].add(v - split, piece[:, cut:], low[cut:], high[cut:], sequence[cut:] - self.size)
-
-    def _weights(
-        self, ops: Ops, d: Any, e: Any, w: Any, piece: Floats, split: int, cut: int, low: Floats, high: Floats
-    ) -> bool:
-        """e = exp(d) - 1; True where it needs expm1, and ``w`` is then left alone.
-
-        exp(d) - 1 is off by 1e-16 a token. Beside a root mean square d above 1e-3 that is lost in every sum that e enters;
-        below it k3 would not keep 1e-9.
-        """
-        # Judged by the valid tokens alone where there are any: what stands under the mask must not change a bit.
-        cut, n = cut or len(low), split or len(d)
-        if self.mismatch:
-            square = float(piece[D2, :cut].sum())
-            if self.shift:
-                total = float(piece[D, :cut].sum())
-                square += self.shift * (2.0 * (total - n * self.shift) + n * self.shift)
-            # Exact zeros (padding) are exact either way.
-            exact = 0.0 < square < PLAIN_MEAN_SQUARE * n
-        else:
-            exact = max(float(high[:cut].max()), -float(low[:cut].min())) < PLAIN_LARGEST
+                ops.multiply(d, d, second)
+            ops.segment_sum(second, starts, piece[D2])
+        exact = self._needs_expm1(piece, v, biggest)
+        w, scratch = second, first
         if exact:
             ops.expm1(d, e)
+            scratch = second  # |d| is needed once more
         else:
             ops.exp(d, w)
             ops.subtract(w, 1.0, e)
-        return exact
+            if self.mismatch:
+                ops.with_reciprocal(w, magnitude)  # exp|d| = max(w, 1/w), w being a rounded exp(d) itself
+                if hot is not None:
+                    ops.put(magnitude, hot, 0.0)  # kept as logarithms
+                ops.segment_sum(magnitude, starts, piece[MULT])
+        self._weights(ops, e, scratch, starts, sequence, piece, hot, hot_d)
+        if bottom < LOG_COLD:
+            self._resum_cold(ops, piece, d, sequence, before)
+        if self.mismatch:
+            if exact:
+                ops.exp(magnitude, magnitude)
+                ops.segment_sum(magnitude, starts, piece[MULT])
+            self._probabilities(work, v, starts, piece, bottom, hot)
 
-    def _count_tail(self, piece: Floats, d: Floats, at: Ints) -> None:
-        pieces = piece.shape[1]
-        bounds = self.bounds
+    def open(self, k: int) -> Floats:
+        """float64 [ROWS, k] columns for the pieces of a block that is summed elsewhere: to be closed, or forgotten."""
+        return self._columns.next(k)
+
+    def forget(self, k: int) -> None:
+        """The block could not be summed there."""
+        self._columns.undo(k)
+
+    def close(self, given: Block, piece: Floats, sequence: Ints) -> None:
+        """The block was summed: every row of its columns is filled, and it says ``given`` of its tokens as a whole."""
+        self._sequence.append(sequence)
+        self.tokens += given.tokens
+        if given.lowest < LOG_COLD:
+            counts = piece[N]
+            cold = np.flatnonzero((1.0 + self.e_shift) * counts + piece[E] < COLD * counts)
+            at = cold + self._columns.count - len(sequence)
+            self._cold.append((at, piece[W, cold], piece[W2, cold]))
+        self.whole.zeros += given.zeros
+        self.whole.negative_zeros += given.negative_zeros
+        if self.mismatch:
+            self.whole.pooled.take(given)
+
+    def _needs_expm1(self, piece: Floats, n: int, biggest: float) -> bool:
+        """Whether exp(d) - 1 would be too coarse: it is off by 1e-16 a token.
+
+        Beside a root mean square d above 1e-3 that is lost in every sum that it enters; below it k3 would not keep 1e-9.
+        """
+        if not self.mismatch:
+            return biggest < PLAIN_LARGEST
+        square = float(piece[D2].sum())
+        if self.shift:
+            square += self.shift * (2.0 * (float(piece[D].sum()) - n * self.shift) + n * self.shift)
+        return 0.0 < square < PLAIN_MEAN_SQUARE * n  # exact zeros (padding) are exact either way
+
+    def _weights(
+        self, ops: Ops, e: Any, scratch: Any, starts: Ints, sequence: Ints, piece: Floats, hot: Ints | None, hot_d: Floats
+    ) -> None:  # fmt: skip
+        """Sums of w - 1 and of its square, about the shift. A hot token counts as weight 0 and its logarithm is kept."""
+        weights = e
+        if hot is not None:
+            weights = ops.copy(e)
+            ops.put(weights, hot, np.where(hot_d > 0, -1.0, ops.fetch(e, hot)))
+            at = starts.searchsorted(hot, side="right") - 1
+            self._keep_hot(hot_d, sequence[at])
+            if self.mismatch:
+                up = hot_d > 0
+                np.add.at(piece[K3], at[up], 1.0 + hot_d[up])
+        if self.shift:
+            ops.subtract(weights, self.e_shift, scratch)
+            weights = scratch
+        ops.segment_sum(weights, starts, piece[E])
+        ops.multiply(weights, weights, scratch)
+        ops.segment_sum(scratch, starts, piece[E2])
+
+    def _keep_tail(self, ops: Ops, d: Any, tail: Ints, starts: Ints, piece: Floats) -> None:
+        if not len(tail):
+            return
+        piece[TAIL] = count_by_piece(tail, starts)
+        self._tail.append(ops.fetch(d, tail))
+        self._pending += len(tail)
+        if self._pending > PENDING:
+            self._count_tail()
+
+    def _count_tail(self) -> None:
+        """Count what waits against the bounds, piece by piece, by running counts."""
+        if not self._pending:
+            return
+        piece = self._columns.since(self._counted)
+        self._counted = self._columns.count
+        d = np.concatenate(self._tail)
+        self._tail, self._pending = [], 0
+        ends = np.zeros(piece.shape[1] + 1, dtype=np.int64)
+        np.cumsum(piece[TAIL].astype(np.int64), out=ends[1:])
+        running = np.zeros(len(d) + 1, dtype=np.int64)
+
+        def count(beyond: Any) -> Ints:
+            np.cumsum(beyond, out=running[1:])
+            return np.diff(running[ends])
+
+        bounds, half = self.bounds, math.log(2.0)
+        # Added, not set: pieces that were summed elsewhere have no tail and hold their counts already.
+        high = count(d > bounds.log_upper)
+        piece[HIGH] += high
+        # With bounds that mirror each other nothing else lies beyond the nearest.
+        mirrored = bounds.log_upper == -bounds.log_lower == self._nearest
+        piece[LOW] += piece[TAIL] - high if mirrored else count(d < bounds.log_lower)
+        piece[EXTREME] += piece[TAIL] if half == self._nearest else count(np.abs(d) > half)
         veto = np.zeros(len(d), dtype=bool)
         if bounds.veto_lower is not None:
             veto |= d < bounds.veto_lower
         if bounds.veto_upper is not None:
             veto |= d > bounds.veto_upper
-        half = math.log(2.0)
-        for column, beyond in (
-            (HIGH, d > bounds.log_upper),
-            (LOW, d < bounds.log_lower),
-            (EXTREME, np.abs(d) > half),
-            (VETO, veto),
-        ):
-            piece[column] = np.bincount(at[beyond], minlength=pieces)
+        if veto.any():
+            piece[VETO] += count(veto)
 
-    def _bin(self, ops: Ops, d: Any, split: int, hot: Ints | None, hot_d: Floats) -> bool:
-        """Add to the histograms; True where a value is near enough to 0 to be 0."""
-        valid, hidden = ops.half_histogram(d, split)
-        self.halves[1].bins += valid
-        self.halves[0].bins += hidden
-        if hot is not None:
-            far = np.abs(hot_d) > HALF_MAX
-            if far.any():
-                self.halves[1].far.append(hot_d[far & (hot < split)])
-                self.halves[0].far.append(hot_d[far & (hot >= split)])
-        middle = HALF_BINS // 2
-        return bool(valid[0] or valid[middle] or hidden[0] or hidden[middle])
+    def _bin(self, ops: Ops, d: Any, hot_d: Floats) -> bool:
+        """Add to the histogram; True where a value is near enough to 0 to be 0."""
+        bins = ops.half_histogram(d)
+        self.whole.bins += bins
+        far = np.abs(hot_d) > HALF_MAX
+        if far.any():
+            self.whole.far.append(hot_d[far])
+        return bool(bins[0] or bins[HALF_BINS // 2])
 
-    def _count_zeros(self, ops: Ops, piece: Floats, d: Any, split: int, starts: Ints) -> None:
-        host = ops.host(d)
-        at = np.flatnonzero(host == 0)
-        piece[IDENTICAL] = np.bincount(np.searchsorted(starts, at, side="right") - 1, minlength=len(starts))
-        negative = np.signbit(host[at])
-        for half, inside in ((1, at < split), (0, at >= split)):
-            self.halves[half].zeros += int(np.count_nonzero(inside))
-            self.halves[half].negative_zeros += int(np.count_nonzero(inside & negative))
+    def _count_zeros(self, ops: Ops, d: Any, starts: Ints, piece: Floats) -> None:
+        at = ops.zeros(d)
+        if not len(at):
+            return
+        piece[IDENTICAL] = count_by_piece(at, starts)
+        self.whole.zeros += len(at)
+        self.whole.negative_zeros += int(np.count_nonzero(np.signbit(ops.fetch(d, at))))
 
     def _keep_hot(self, d: Floats, sequence: Ints) -> None:
         up = d > 0
         one = np.ones(len(d))
-        self.scaled.add(sequence[up], d[up], one[up], one[up])
+        self._scaled.add(sequence[up], d[up], one[up], one[up])
         if self.mismatch:
-            self.scaled_k3.add(sequence[up], d[up], one[up], one[up])
-            self.scaled_abs.add(sequence, np.abs(d), one, one)
+            self._scaled_k3.add(sequence[up], d[up], one[up], one[up])
+            self._scaled_abs.add(sequence, np.abs(d), one, one)
 
-    def _resum_cold(self, ops: Ops, piece: Floats, d: Any, sequence: Ints) -> None:
+    def _resum_cold(self, ops: Ops, piece: Floats, d: Any, sequence: Ints, before: int) -> None:
         counts = piece[N]
-        cold = piece[W] < COLD * counts
+        cold = (1.0 + self.e_shift) * counts + piece[E] < COLD * counts
         if not cold.any():
             return
         host = ops.host(d)
@@ -263,89 +324,73 @@ class Sums:
         first = np.add.reduceat(weight, inner)
         second = np.add.reduceat(weight * weight, inner)
         deep = scale != 0.0
-        piece[W, cold] = np.where(deep, 0.0, first)
-        piece[W2, cold] = np.where(deep, 0.0, second)
-        self.scaled.add(sequence[cold][deep], scale[deep], first[deep], second[deep])
+        at = np.flatnonzero(cold) + before
+        self._cold.append((at, np.where(deep, 0.0, first), np.where(deep, 0.0, second)))
+        self._scaled.add(sequence[cold][deep], scale[deep], first[deep], second[deep])
 
     def _probabilities(
-        self, work: Workspace, v: int, split: int, piece: Floats, starts: Ints, cut: int, hot: Ints | None, low: Floats
-    ) -> None:  # fmt: skip
+        self, work: Workspace, v: int, starts: Ints, piece: Floats, bottom: float, hot: Ints | None
+    ) -> None:
         ops = work.ops
-        train, rollout, e = work.train[:v], work.rollout[:v], work.e[:v]
-        q, difference = work.scratch[:v], work.magnitude[:v]
+        train, rollout, e, q, difference = (
+            x[:v] for x in (work.train, work.rollout, work.e, work.first, work.second)
+        )  # fmt: skip
         # p - q = q (w - 1): one exponential instead of two, and exact where p is close to q.
         ops.exp(rollout, q)
         ops.multiply(q, e, difference)
+        p = None
         if hot is not None:
             ops.put(difference, hot, np.exp(ops.fetch(train, hot)) - np.exp(ops.fetch(rollout, hot)))
-        for half, a, b, own in ((1, 0, split, low[:cut]), (0, split, v, low[cut:])):
-            if a < b:
-                p = None
-                if float(own.min()) < FAINT or (hot is not None and ((hot >= a) & (hot < b)).any()):
-                    p = work.probability[a:b]
-                    ops.exp(train[a:b], p)
-                self.halves[half].pooled.add(ops, train[a:b], rollout[a:b], p, q[a:b], difference[a:b])
+        if bottom < FAINT or hot is not None:
+            p = work.probability[:v]
+            ops.exp(train, p)
+        pooled = self.whole.pooled
+        pooled.add(ops, train, rollout, p, q, difference)
         ops.absolute(difference, difference)
-        piece[DP] = ops.segment_sum(difference, starts)
-        for half, a, b in ((1, 0, split), (0, split, v)):
-            if a < b:
-                pooled = self.halves[half].pooled
-                pooled.max_dp = max(pooled.max_dp, ops.maximum(difference[a:b]))
+        ops.segment_sum(difference, starts, piece[DP])
+        pooled.max_dp = max(pooled.max_dp, ops.maximum(difference))
 
-    def half(self, valid: bool) -> Half:
-        """The valid or the masked-out tokens alone."""
-        inside = (0, self.size) if valid else (self.size, 2 * self.size)
-        n = self._tables[int(valid)].tokens
+    def half(self) -> Half:
+        """The population as a whole."""
         return Half(
-            self.bounds, self.shift, self.e_shift, self.mismatch, n, self.halves[int(valid)],
-            *(s.between(*inside) for s in (self.scaled, self.scaled_abs, self.scaled_k3)),
+            self.bounds, self.shift, self.e_shift, self.mismatch, self.tokens, self.whole,
+            self._scaled, self._scaled_abs, self._scaled_k3,
         )  # fmt: skip
 
-    def tables(self) -> tuple[Table, Table]:
-        """(valid, masked-out): the pieces folded by sequence."""
-        hidden, valid = self._tables
-        return valid.table(), hidden.table()
-
-
-class _Columns:
-    """The columns of one population, folded by sequence as they come or at the end."""
-
-    def __init__(self, size: int, dense: bool) -> None:
-        self._size = size
-        self._dense = dense
-        self._pieces: list[tuple[Floats, Floats, Floats, Ints]] = []
-        self._table: Table | None = None
-        self.tokens = 0
-
-    def add(self, tokens: int, piece: Floats, low: Floats, high: Floats, sequence: Ints) -> None:
-        """Pieces of one block, sequences ascending."""
-        self.tokens += tokens
-        if not self._dense:
-            self._pieces.append((piece, low, high, sequence))
-            return
-        if self._table is None:
-            self._table = Table.zeros(self._size)
-        table = self._table
-        first, last = int(sequence[0]), int(sequence[-1])
-        at: Any = slice(first, last + 1) if last - first + 1 == len(sequence) else sequence
-        table.sums[:, at] += piece
-        table.low[at] = np.minimum(table.low[at], low)
-        table.high[at] = np.maximum(table.high[at], high)
-
     def table(self) -> Table:
-        if self._dense:
-            return self._table or Table.zeros(self._size)
-        if not self._pieces:
+        """The pieces folded by sequence, ascending; only sequences that have a token. To be called once, at the end."""
+        if not self._sequence:
             return Table.empty()
-        pieces, low, high, sequence = (np.concatenate([p[i] for p in self._pieces], axis=-1) for i in range(4))
-        return _fold(sequence, pieces, low, high)
+        self._count_tail()
+        piece = self._columns.since(0)
+        counts, e = piece[N], piece[E]
+        one = 1.0 + self.e_shift
+        np.multiply(counts, one, out=piece[W])
+        piece[W] += e
+        np.multiply(counts, one * one, out=piece[W2])
+        piece[W2] += 2.0 * one * e
+        piece[W2] += piece[E2]
+        for at, first, second in self._cold:
+            piece[W, at], piece[W2, at] = first, second
+        if self.mismatch:
+            # k3 = sum of e - d: the two sums carry 1e-16 of the larger, and e is exact where d is small.
+            k3 = piece[K3]
+            k3 += e
+            k3 -= piece[D]
+            if self.e_shift:
+                k3 += counts * self.e_shift
+            np.maximum(k3, 0.0, out=k3)
+        sequence = self._sequence[0] if len(self._sequence) == 1 else np.concatenate(self._sequence)
+        sequence, piece = fold(sequence, piece)
+        return Table(sequence, piece[:COLUMNS], piece[LOWEST], piece[HIGHEST])
 
 
-def _fold(sequence: Ints, pieces: Floats, low: Floats, high: Floats) -> Table:
-    """Add the pieces of each sequence; they come in order, some over several blocks."""
-    if len(sequence) > 1 and not (sequence[1:] > sequence[:-1]).all():
-        cuts = np.flatnonzero(np.concatenate(([True], sequence[1:] != sequence[:-1])))
-        pieces = np.add.reduceat(pieces, cuts, axis=1)
-        low, high = np.minimum.reduceat(low, cuts), np.maximum.reduceat(high, cuts)
-        sequence = sequence[cuts]
-    return Table(sequence, pieces, low, high)
+def count_by_piece(at: Ints, starts: Ints) -> Ints:
+    """int64 [k]: how many of the ascending places fall into each piece.
+
+    >>> count_by_piece(np.array([0, 3, 4]), np.array([0, 2, 5])).tolist()
+    [1, 2, 0]
+    """
+    if len(starts) < len(at):
+        return np.diff(at.searchsorted(starts), append=len(at))
+    return np.bincount(starts.searchsorted(at, side="right") - 1, minlength=len(starts))

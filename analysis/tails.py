@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rollout_is.analysis.engine import Partial
 from rollout_is.analysis.histogram import Histogram, merge
 from rollout_is.analysis.pareto import TopLogWeights
+from rollout_is.analysis.partial import Partial
 from rollout_is.analysis.rows import PARETO_CAPACITY, Row
 
 KEPT_IN_ROWS = 4097  # enough for the k-hat of any group of up to 1.8 million sequences

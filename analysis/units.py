@@ -10,10 +10,11 @@ import numpy as np
 
 from rollout_is.analysis.batch import Ints, Unit, UnitId
 
-# Part of the result's definition, as the reduction block is: another value gives other last bits. Never tuned at run time.
+# Part of the result's definition: another value gives other last bits. Never tuned at run time.
 UNIT_POSITIONS = 1 << 21
 UNIT_SEGMENTS = 1 << 16
-BLOCK_POSITIONS = 1 << 16
+CHUNK_POSITIONS = 1 << 18  # read at a time
+BLOCK_TOKENS = 1 << 17  # summed at a time, of one population
 
 
 def cut_units(offsets: Ints, shard: int = 0) -> list[Unit]:
@@ -45,3 +46,22 @@ def cut_units(offsets: Ints, shard: int = 0) -> list[Unit]:
             units.append(Unit(UnitId(shard, len(units)), cut, stop, first, first + 1, fragment=True))
         first += 1
     return units
+
+
+def cut_chunks(edges: Ints) -> list[int]:
+    """Where the chunks of a unit start, and the end: between segments where one ends near, so that few are cut in two.
+
+    Args:
+        edges: int64 [s+1] of its segments, counted from the unit's start.
+
+    >>> cut_chunks(np.array([0, CHUNK_POSITIONS - 3, CHUNK_POSITIONS + 9]))
+    [0, 262141, 262153]
+    """
+    at, stop = 0, int(edges[-1])
+    cuts = [0]
+    while at < stop:
+        end = min(at + CHUNK_POSITIONS, stop)
+        near = int(edges[edges.searchsorted(end, side="right") - 1])
+        at = near if near > at and end - near <= CHUNK_POSITIONS // 8 else end
+        cuts.append(at)
+    return cuts

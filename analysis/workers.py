@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollout_is.analysis.batch import Consumer, Ints, Unit
-from rollout_is.analysis.engine import Engine, Partial
+from rollout_is.analysis.engine import Engine
+from rollout_is.analysis.partial import Partial
 from rollout_is.analysis.settings import Settings
 from rollout_is.dumps.errors import RolloutIsError, WorkLostError
 

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 
@@ -21,3 +23,15 @@ def pytest_configure() -> None:
     import shapes
 
     shapes.install()
+
+
+@pytest.fixture(params=["numpy", "fused-plain", "fused-avx2", "fused-avx512"])
+def each_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What sums blocks, one after another: every kernel that this install and this processor have."""
+    from rollout_is.analysis.fused import library
+
+    name = str(request.param)
+    if name not in library.names():
+        pytest.skip(f"no kernel {name} here: there is {', '.join(library.names())}")
+    monkeypatch.setenv(library.VARIABLE, name)
+    return name

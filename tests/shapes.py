@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64, jaxtyped
 
-from rollout_is.analysis import clusters, fills, histogram, populations, split, sums, weights
+from rollout_is.analysis import clusters, columns, fills, histogram, populations, split, sums, weights
 
 Array = np.ndarray
 
@@ -41,15 +41,26 @@ SIGNATURES: list[tuple[Any, str, dict[str, Any]]] = [
     (clusters, "fold_groups", {"ids": PLACES, "n": VECTOR, "sums": Each(VECTOR)}),
     (histogram.Histogram, "of_values", {"values": VECTOR}),
     (histogram.Histogram, "of_half_bins", {"bins": Int64[Array, "4096"], "far": VECTOR}),
-    (split.MaskRuns, "__init__", {"valid": Bool[Array, "n"]}),
-    (split.MaskRuns, "before", {"at": PLACES}),
-    (split.MaskRuns, "lay_out", {"bounds": PLACES}),
+    (split.Runs, "__init__", {"on": Bool[Array, "n"]}),
+    (split.Runs, "before", {"at": PLACES}),
+    (
+        split.Pieces,
+        "__init__",
+        {
+            "bounds": Int64[Array, "b"],
+            "first": Int64[Array, "b"],
+            "chunks": Int64[Array, "c"],
+            "starts": PLACES,
+            "sequence": PLACES,
+        },
+    ),
+    (columns, "fold", {"sequence": PLACES, "piece": Float64[Array, f"{populations.ROWS} n"]}),
     (
         fills.Fills,
         "see",
-        {"rollout": Float64[Array, "tokens"], "starts": PLACES, "sequence": PLACES, "empty": Bool[Array, "n"]},
+        {"empty": Bool[Array, "n"], "bounds": Int64[Array, "n+1"]},
     ),
-    (sums.Sums, "add", {"starts": PLACES, "sequence": PLACES, "low": VECTOR, "high": VECTOR}),
+    (sums.Sums, "add", {"starts": PLACES, "sequence": PLACES}),
     (
         populations.Table,
         "__init__",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,10 +16,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def build(project: Path, target: str, out: Path) -> Path:
+def build(project: Path, target: str, out: Path, **variables: str) -> Path:
     """Build without isolation, so without a network."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
-    done = subprocess.run(command, check=False, cwd=project, capture_output=True, text=True, timeout=120)
+    environment = os.environ | variables
+    done = subprocess.run(
+        command, check=False, cwd=project, capture_output=True, text=True, timeout=120, env=environment
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (made,) = out.iterdir()
     return made
@@ -59,11 +64,37 @@ def test_sdist_holds_only_the_sources_and_builds_the_same_wheel(sdist: Path, whe
     with tarfile.open(sdist) as archive:
         tops = {n.split("/")[1] for n in archive.getnames() if "/" in n}
         archive.extractall(tmp_path, filter="data")
-    expected = {"src", "cli", "analysis", "dumps", "README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"}
+    expected = {
+        "src",
+        "cli",
+        "analysis",
+        "dumps",
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "pyproject.toml",
+        "hatch_build.py",
+    }
     assert tops - {"PKG-INFO", ".gitignore"} == expected
     (unpacked,) = tmp_path.iterdir()
     again = build(unpacked, "wheel", tmp_path / "out")
     assert zipfile.ZipFile(again).namelist() == zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler on PATH")
+def test_wheel_holds_the_kernel_and_says_for_which_platform(wheel: Path) -> None:
+    assert "rollout_is/analysis/fused/_block.so" in zipfile.ZipFile(wheel).namelist()
+    assert wheel.name.startswith("rollout_is-0.1.0-py3-none-") and "any" not in wheel.name
+
+
+@pytest.mark.parametrize("variables", [{"ROLLOUT_IS_BUILD_KERNEL": "0"}, {"CC": "false"}, {"CC": "no-such-compiler"}])
+def test_without_a_compiler_the_wheel_is_plain(sdist: Path, tmp_path: Path, variables: dict[str, str]) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "in", filter="data")
+    (unpacked,) = (tmp_path / "in").iterdir()
+    plain = build(unpacked, "wheel", tmp_path / "out", **variables)
+    assert "rollout_is/analysis/fused/_block.so" not in zipfile.ZipFile(plain).namelist()
+    assert plain.name == "rollout_is-0.1.0-py3-none-any.whl"
 
 
 def test_wheel_imports_from_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from made import Settings, Shard, analyze, randomly, stable, write_dump
 
-from rollout_is.analysis import engine, pipeline, units
+from rollout_is.analysis import pipeline, units
 
 
 @pytest.fixture
 def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(units, "UNIT_POSITIONS", 64)
-    monkeypatch.setattr(units, "BLOCK_POSITIONS", 32)
-    monkeypatch.setattr(engine, "BLOCK_POSITIONS", 32)
+    monkeypatch.setattr(units, "CHUNK_POSITIONS", 32)
+    monkeypatch.setattr(units, "BLOCK_TOKENS", 32)
     rng = np.random.default_rng(8)
     shards = [randomly(rng, segments=20, length=40) for _ in range(4)]
     long = randomly(rng, segments=1, length=200)

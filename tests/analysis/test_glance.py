@@ -9,7 +9,7 @@ import pytest
 import torch
 from made import Shard, analyze, randomly, write_dump
 
-from rollout_is.analysis import engine, glance, units
+from rollout_is.analysis import glance, units
 from rollout_is.analysis.batch import Unit, UnitId
 from rollout_is.analysis.glance import SMALL, UNIT, UNITS, Glance
 from rollout_is.analysis.pipeline import summarize
@@ -61,8 +61,8 @@ def test_very_large_dumps_are_sampled_evenly_over_ranks() -> None:
 
 def test_of_a_large_dump_each_unit_has_a_block_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A bad rank is named from the sums of its sequences, a shift from the first blocks."""
-    monkeypatch.setattr(units, "BLOCK_POSITIONS", 512)
-    monkeypatch.setattr(engine, "BLOCK_POSITIONS", 512)
+    monkeypatch.setattr(units, "CHUNK_POSITIONS", 512)
+    monkeypatch.setattr(units, "BLOCK_TOKENS", 512)
     monkeypatch.setattr(glance, "SMALL", 100)
     assert run(shifted()).findings[0].id == "alignment.lag"
     rng = np.random.default_rng(4)
@@ -73,8 +73,8 @@ def test_of_a_large_dump_each_unit_has_a_block_seen(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_nan_in_a_block_that_is_not_looked_at_is_still_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(units, "BLOCK_POSITIONS", 512)
-    monkeypatch.setattr(engine, "BLOCK_POSITIONS", 512)
+    monkeypatch.setattr(units, "CHUNK_POSITIONS", 512)
+    monkeypatch.setattr(units, "BLOCK_TOKENS", 512)
     monkeypatch.setattr(glance, "SMALL", 100)
     one = randomly(np.random.default_rng(6), segments=40, length=60, noise=0.01, pads=False, holes=False)
     one.train[-3] = float("nan")

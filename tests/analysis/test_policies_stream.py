@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollout_is.analysis import engine, units
+from rollout_is.analysis import units
 from rollout_is.analysis.pareto import pareto_k
 from rollout_is.analysis.pipeline import summarize
 from rollout_is.analysis.policies import PRESETS, Policy, evaluate, parse_policy
@@ -145,8 +145,8 @@ def test_sequences_longer_than_a_unit_are_judged_whole(monkeypatch: pytest.Monke
     policies = [parse_policy(spec) for spec in SPECS]
     whole = streamed(data, policies)
     monkeypatch.setattr(units, "UNIT_POSITIONS", 32)
-    monkeypatch.setattr(units, "BLOCK_POSITIONS", 8)
-    monkeypatch.setattr(engine, "BLOCK_POSITIONS", 8)
+    monkeypatch.setattr(units, "CHUNK_POSITIONS", 8)
+    monkeypatch.setattr(units, "BLOCK_TOKENS", 8)
     cut = streamed(data, policies)
     for spec, a, b in zip(SPECS, whole, cut, strict=True):
         assert a["counts"] == b["counts"] and a["by_rule"] == b["by_rule"], spec

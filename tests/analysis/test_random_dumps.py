@@ -11,6 +11,8 @@ from made import Settings, Shard, analyze, assert_agrees, randomly, sequences, s
 from oracle import coverage
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.usefixtures("each_kernel")
+
 F32, F64, BF16, F16 = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 

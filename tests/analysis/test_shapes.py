@@ -26,7 +26,7 @@ def test_a_table_of_another_width_is_caught() -> None:
 
 def test_a_mask_of_integers_is_caught() -> None:
     with pytest.raises(ShapeError):
-        split.MaskRuns(np.ones(4, np.int64))
+        split.Runs(np.ones(4, np.int64))
 
 
 def test_what_fits_passes() -> None:

@@ -13,7 +13,9 @@ from made import Shard, assert_agrees, stable, view
 from oracle import coverage
 from oracle import summarize as oracle_summary
 
-from rollout_is.analysis import engine, units
+from rollout_is.analysis import units
+
+pytestmark = pytest.mark.usefixtures("each_kernel")
 
 SIZES = [(1 << 20, 1 << 16, 1 << 15), (64, 3, 16), (16, 2, 5), (30, 1 << 16, 30), (100, 2, 7)]
 
@@ -23,8 +25,8 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     positions, segments, block = SIZES[request.param]
     monkeypatch.setattr(units, "UNIT_POSITIONS", positions)
     monkeypatch.setattr(units, "UNIT_SEGMENTS", segments)
-    monkeypatch.setattr(units, "BLOCK_POSITIONS", block)
-    monkeypatch.setattr(engine, "BLOCK_POSITIONS", block)
+    monkeypatch.setattr(units, "CHUNK_POSITIONS", block)
+    monkeypatch.setattr(units, "BLOCK_TOKENS", block)
     return int(request.param)
 
 

@@ -1,0 +1,93 @@
+"""One call of the compiled kernel: a block's addresses filled in, its answer read."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_is.analysis.batch import Floats, Ints
+from rollout_is.analysis.fused.library import TYPES, Block
+from rollout_is.analysis.populations import Bounds
+from rollout_is.analysis.select import Stored
+
+if TYPE_CHECKING:
+    from rollout_is.analysis.sums import Sums
+
+FIRST = 4096  # tokens that the shifts of the probabilities are taken from
+
+
+class Fused:
+    """The kernel with what holds for all blocks of an analysis.
+
+    Args:
+        function: takes a pointer to a ``Block``; 0 means that it was summed.
+        bounds: what tokens are counted against.
+    """
+
+    def __init__(self, function: Callable[[Any], int], bounds: Bounds) -> None:
+        self._function = function
+        self._block = Block(
+            log_lower=bounds.log_lower,
+            log_upper=bounds.log_upper,
+            extreme=math.log(2.0),
+            veto_lower=-math.inf if bounds.veto_lower is None else bounds.veto_lower,
+            veto_upper=math.inf if bounds.veto_upper is None else bounds.veto_upper,
+        )
+        self._pointer = ctypes.pointer(self._block)
+        self._everything = (np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
+        self._checksum = np.zeros(0, dtype=np.uint32)
+
+    def handles(self, stored: Stored) -> bool:
+        """Whether the columns are of types that it reads."""
+        columns = (stored.train, stored.rollout)
+        return all(str(c.dtype) in TYPES and c.is_contiguous() for c in columns)
+
+    def add(
+        self, into: Sums, stored: Stored, first: int, last: int, starts: Ints, sequence: Ints
+    ) -> tuple[Block, NDArray[np.uint32]] | None:
+        """Sum tokens [first, last) of those stored into a population; None where they hold what it does not handle.
+
+        Args:
+            starts, sequence: int64 [k] of the pieces.
+
+        Returns:
+            what it says of them, until the next call, and uint32 [k] the sum of each piece's bits.
+        """
+        block, picks, k = self._block, stored.picks, len(starts)
+        if picks.index is None:
+            train, rollout = stored.train.data_ptr(), stored.rollout.data_ptr()
+            begins, ends = picks.starts, picks.stops
+        else:  # many short runs: picked out beforehand they are one
+            train, rollout = (_address(bits) for bits in stored.bits)
+            begins, ends = self._everything
+            ends[0] = picks.count
+        if k > len(self._checksum):
+            self._checksum = np.zeros(2 * k, dtype=np.uint32)
+        piece = into.open(k)
+        if into.mismatch and into.whole.pooled.shift is None:
+            into.whole.pooled.pilot(*stored.values(first, min(last, first + FIRST)))
+        block.train, block.rollout = train, rollout
+        block.train_type, block.rollout_type = TYPES[str(stored.train.dtype)], TYPES[str(stored.rollout.dtype)]
+        block.run_start, block.run_stop, block.runs = _address(begins), _address(ends), len(begins)
+        block.skip, block.tokens = first, last - first
+        block.starts, block.pieces = _address(starts), k
+        block.mismatch, block.moments = into.mismatch, into.moments
+        block.shift, block.e_shift = into.shift, into.e_shift
+        block.shift_p, block.shift_q = into.whole.pooled.shift or (0.0, 0.0)
+        block.columns, block.stride = _address(piece), piece.strides[0] // piece.itemsize
+        block.checksum, block.bins = _address(self._checksum), _address(into.whole.bins)
+        if self._function(self._pointer):
+            into.forget(k)
+            return None
+        into.close(block, piece, sequence)
+        return block, self._checksum[:k]
+
+
+def _address(array: Floats | Ints | Any) -> int:
+    out: int = array.__array_interface__["data"][0]
+    return out

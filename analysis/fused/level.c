@@ -1,0 +1,16 @@
+/* How large the structure is that was compiled for, and the best of the levels that this processor runs: 1 plain, 2, 3. */
+#include "block.h"
+
+int rollout_is_layout(void) { return sizeof(struct block); }
+
+int rollout_is_level(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl"))
+        return 3;
+    if (avx2) return 2;
+#endif
+    return 1;
+}

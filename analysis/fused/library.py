@@ -1,0 +1,126 @@
+"""The compiled loop over the tokens of a block, where the install built it: found, checked, and described to ctypes.
+
+It is the fast way through what ``sums.Sums.add`` does by numpy, and no more than that: without a C compiler at install time, on
+another device, or with ROLLOUT_IS_KERNEL=numpy, everything is computed without it. Which of them ran stands in the report.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollout_is.dumps.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+VARIABLE = "ROLLOUT_IS_KERNEL"
+LIBRARY = Path(__file__).with_name("_block.so")
+ORDER = ("numpy", "fused-plain", "fused-avx2", "fused-avx512")  # slowest first; a processor has all up to its best
+# Number of a type of stored log-probs in block.h, by the name of torch's dtype.
+TYPES = {"torch.float32": 0, "torch.float64": 1, "torch.bfloat16": 2, "torch.float16": 3}
+
+_address, _int, _short, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
+
+
+class Side(ctypes.Structure):
+    """``struct side``: log-probs of one side that are not below 0."""
+
+    _fields_ = [(name, _int) for name in ("positive", "zeros", "disagreeing")]
+
+
+class Block(ctypes.Structure):
+    """``struct block``, field by field."""
+
+    _fields_ = [
+        *((name, _address) for name in ("train", "rollout", "run_start", "run_stop")),
+        *((name, _int) for name in ("runs", "skip", "tokens")),
+        ("starts", _address),
+        ("pieces", _int),
+        *((name, _short) for name in ("train_type", "rollout_type", "mismatch", "moments")),
+        *((name, _float) for name in ("shift", "e_shift", "shift_p", "shift_q")),
+        *((name, _float) for name in ("log_lower", "log_upper", "extreme", "veto_lower", "veto_upper")),
+        ("columns", _address),
+        ("stride", _int),
+        ("checksum", _address),
+        ("bins", _address),
+        ("train_side", Side),
+        ("rollout_side", Side),
+        ("both_zero", _int),
+        ("zeros", _int),
+        ("negative_zeros", _int),
+        ("lowest", _float),
+        *((name, _float) for name in ("train_low", "train_high", "rollout_low", "rollout_high")),
+        *((name, _float) for name in ("p", "p2", "q", "q2", "cross", "largest_difference")),
+    ]
+
+
+def kernel() -> tuple[str, Callable[[Any], int] | None]:
+    """The name of what sums blocks here, and the function where it is compiled: it takes a pointer to a ``Block``.
+
+    It returns 0, or 1 for a block that holds what it does not handle.
+
+    Raises:
+        UsageError: ROLLOUT_IS_KERNEL asks for what is not there.
+    """
+    found = _load(LIBRARY)
+    wanted = os.environ.get(VARIABLE) or found[-1][0]
+    for name, function in found:
+        if name == wanted:
+            return name, function
+    raise UsageError(
+        f"{VARIABLE}={wanted}",
+        f"expected one of {', '.join(name for name, _ in found)}, which this install and this processor have, found {wanted}",
+        "the compiled kernels are built when rollout-is is installed, where a C compiler is there",
+        f"unset {VARIABLE}, or install again with a C compiler on PATH",
+    )
+
+
+def names() -> list[str]:
+    """The kernels that can run here, slowest first; ``numpy`` always can."""
+    return [name for name, _ in _load(LIBRARY)]
+
+
+def common(of_ranks: list[str]) -> str:
+    """The fastest kernel that the rank with the slowest one has too: sums in other orders have other last bits.
+
+    >>> common(["fused-avx512", "fused-avx2"])
+    'fused-avx2'
+    """
+    return min(of_ranks, key=ORDER.index)
+
+
+@contextmanager
+def only(name: str) -> Iterator[None]:
+    """That kernel and no other while it lasts, in this process and in its workers."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+@cache
+def _load(path: Path) -> list[tuple[str, Callable[[Any], int] | None]]:
+    found: list[tuple[str, Callable[[Any], int] | None]] = [("numpy", None)]
+    try:
+        library = ctypes.CDLL(str(path))
+        # A library of another version of the sources would read the structure wrongly.
+        if library.rollout_is_layout() != ctypes.sizeof(Block):
+            return found
+        best = library.rollout_is_level()
+        for name in ORDER[1 : best + 1]:
+            function = library[f"rollout_is_block_{name.removeprefix('fused-')}"]
+            function.argtypes = [ctypes.POINTER(Block)]
+            found.append((name, function))
+    except (OSError, AttributeError):
+        return found[:1]
+    return found
