@@ -56,7 +56,10 @@ def row_of(sums: Sequence[Floats], n: Floats) -> ClusterRow:
     residual = np.empty(len(n))
     with np.errstate(all="ignore"):  # what overflows here has no standard error
         for q, own in enumerate(sums):  # row by row: a matrix of them would leave the cache
-            centre[q] = own.sum() / total if total else 0.0
+            summed = own.sum()
+            if summed == 0.0 and not own.any():
+                continue  # counts of what never happened
+            centre[q] = summed / total if total else 0.0
             np.multiply(n, -centre[q], out=residual)
             residual += own
             squares[q] = dot(residual, residual)

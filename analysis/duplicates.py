@@ -67,11 +67,13 @@ class DuplicateIndex:
             return []
         table = np.concatenate(rows, axis=1)
         key = (table[2] << 32) | table[3]  # most often no two agree, and sorting one column shows it
-        ordered = np.sort(key)
+        ordered = _sorted(key)
         repeated = ordered[1:][ordered[1:] == ordered[:-1]]
         if not len(repeated):
             return []
-        table = table[:, np.isin(key, repeated)]
+        repeated = repeated[np.diff(repeated, prepend=repeated[0] - 1) > 0]
+        at = np.minimum(repeated.searchsorted(key), len(repeated) - 1)
+        table = table[:, repeated[at] == key]
         table = table[:, np.lexsort((table[1], table[0], table[3], table[2]))]
         same = (table[2, 1:] == table[2, :-1]) & (table[3, 1:] == table[3, :-1])
         out: list[tuple[int, list[tuple[int, int]]]] = []
@@ -82,6 +84,14 @@ class DuplicateIndex:
             else:
                 out.append((int(table[2, i]), [before, place]))
         return out[::-1]
+
+
+def _sorted(key: Ints) -> Ints:
+    """torch sorts whole numbers in a third of numpy's time."""
+    import torch
+
+    out: Ints = torch.sort(torch.from_numpy(key)).values.numpy()
+    return out
 
 
 def _hash(rows: Ints) -> Ints:

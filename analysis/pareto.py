@@ -92,7 +92,11 @@ class TopLogWeights:
         """k-hat of everything seen, or None with the reason."""
         if self.nonfinite:
             return Statistic(None, self.n, why="non-finite")
-        return pareto_k(self.values, self.n, smallest=self.smallest)
+        enough = tail_length(self.n) + 1
+        values = self._values
+        if values.size > enough:
+            values = np.partition(values, values.size - enough)[values.size - enough :]
+        return pareto_k(values, self.n, smallest=self.smallest)
 
     def _keep(self, values: Floats) -> None:
         if self._full:  # the first of those kept is then the smallest of them
@@ -100,7 +104,7 @@ class TopLogWeights:
         if not values.size:
             return
         both = np.concatenate([self._values, values])
-        if both.size >= self.capacity:  # select before sorting: a unit may hold a million sequences
+        if both.size > self.capacity:  # select before sorting: a unit may hold a million sequences
             both = np.partition(both, both.size - self.capacity)[both.size - self.capacity :]
             self._full = True
         self._values = both

@@ -289,8 +289,21 @@ def sequence_row(
         top.update(product)
     nll, rollout_nll = -t / n, (d - t) / n
     drift = -geometric  # mean r - mean t
+    with np.errstate(over="ignore"):  # once, for the sums and for the standard errors
+        product_w, geometric_w = np.exp(d), np.exp(geometric)
+        ppl, rollout_ppl, ratio = (np.exp(y) if mismatch else y for y in (nll, rollout_nll, drift))
+    # A sequence without a product weight makes that one error undefined; the others stand.
+    matrix = (
+        x, product_w if finite.all() else np.where(finite, product_w, np.nan), geometric_w, nll, rollout_nll, ppl, rollout_ppl,
+        drift, np.abs(drift), ratio,
+    )  # fmt: skip
+    product_w = product_w if finite.all() else product_w[finite]
+
+    def row(log_weights: Floats, own: Floats, *, binned: bool = False) -> WeightRow:
+        return weights.row_of(log_weights, log_lower, log_upper, binned=binned, exponentials=own)
+
     none = weights.EMPTY
-    row = SequenceRow(
+    return SequenceRow(
         sequences=len(table.sequence),
         measured=len(n),
         dropped=int(np.count_nonzero(~finite)),
@@ -298,19 +311,18 @@ def sequence_row(
         x=weights.row_of(log_x, log_lower, log_upper, binned=False),
         x_deviation=float(np.abs(x_minus_1).max()) if len(n) else -math.inf,
         x_counts=(int(np.count_nonzero(x > upper)), int(np.count_nonzero(x < lower))),
-        product=weights.row_of(product, log_lower, log_upper),
-        geometric=weights.row_of(geometric, log_lower, log_upper),
-        train=weights.row_of(nll, log_lower, log_upper, binned=False) if mismatch else none,
-        rollout=weights.row_of(rollout_nll, log_lower, log_upper, binned=False) if mismatch else none,
-        ratio=weights.row_of(drift, log_lower, log_upper, binned=False) if mismatch else none,
+        product=row(product, product_w, binned=True),
+        geometric=row(geometric, geometric_w, binned=True),
+        train=row(nll, ppl) if mismatch else none,
+        rollout=row(rollout_nll, rollout_ppl) if mismatch else none,
+        ratio=row(drift, ratio) if mismatch else none,
         train_nll=float(nll.sum()),
         rollout_nll=float(rollout_nll.sum()),
         diff=float(drift.sum()),
         abs_diff=float(np.abs(drift).sum()),
-        clusters=_sequence_clusters(x, d, geometric, nll, rollout_nll, drift, finite, facts, has) if len(n) else None,
+        clusters=_cluster(matrix, np.ones(len(n)), facts, has) if len(n) else None,
         pareto=top,
     )
-    return row
 
 
 def _mean_weights(
@@ -334,25 +346,3 @@ def _mean_weights(
             log_x[column] = np.logaddexp(log_x[column], k + math.log(s) - math.log(n[column]))
             x_minus_1[column] = weights.safe_exp(float(log_x[column])) - 1.0
     return log_x, x_minus_1
-
-
-def _sequence_clusters(
-    x: Floats, d: Floats, geometric: Floats, nll: Floats, rollout_nll: Floats, drift: Floats, finite: Floats,
-    facts: SequenceFacts, has: Floats,
-) -> ClusterRow | GroupTable:  # fmt: skip
-    # A sequence without a product weight makes that one error undefined; the others stand.
-    product = np.where(finite, np.exp(np.minimum(d, 800.0)), np.nan)
-    with np.errstate(over="ignore"):
-        matrix = (
-            x,
-            product,
-            np.exp(geometric),
-            nll,
-            rollout_nll,
-            np.exp(nll),
-            np.exp(rollout_nll),
-            drift,
-            np.abs(drift),
-            np.exp(drift),
-        )
-    return _cluster(matrix, np.ones(len(x)), facts, has)

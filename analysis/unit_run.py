@@ -263,7 +263,15 @@ class UnitRun:
     def _add_compiled(self, fused: Fused, block: _Block) -> bool:
         """Sum a block by the compiled kernel; False where it cannot, and nothing is changed."""
         half = block.half
-        done = fused.add(half.sums, block.stored, block.first, block.last, block.starts, block.sequence)
+        done = fused.add(
+            half.sums,
+            block.stored,
+            block.first,
+            block.last,
+            block.starts,
+            block.sequence,
+            checksums=half.number == VALID,
+        )
         if done is None:
             return False
         said, bits = done

@@ -55,8 +55,10 @@ class WeightRow:
 EMPTY = WeightRow()
 
 
-def row_of(log_weights: Floats, log_lower: float, log_upper: float, *, binned: bool = True) -> WeightRow:
-    """The row of a vector of finite log-weights, float64 [n].
+def row_of(
+    log_weights: Floats, log_lower: float, log_upper: float, *, binned: bool = True, exponentials: Floats | None = None
+) -> WeightRow:
+    """The row of a vector of finite log-weights, float64 [n]; ``exponentials`` are their np.exp where it is known already.
 
     >>> row_of(np.array([0.0, -7504.0]), -0.7, 0.7).below
     1
@@ -71,7 +73,7 @@ def row_of(log_weights: Floats, log_lower: float, log_upper: float, *, binned: b
         mean = float(u.sum()) / n
         centred = u - mean
     else:
-        u = np.exp(log_weights)
+        u = np.exp(log_weights) if exponentials is None else exponentials
         # u - 1 is off by 1e-16, which beside a spread above 1e-3 is lost; near 1 it takes expm1.
         e = u - 1.0 if dot(log_weights, log_weights) > 1e-6 * n else np.expm1(log_weights)
         mean = float(e.sum()) / n

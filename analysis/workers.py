@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from rollout_is.dumps.errors import RolloutIsError, WorkLostError
 if TYPE_CHECKING:
     from rollout_is.dumps.shard import OpenShard, ShardInfo
 
-TASK_UNITS = 2  # units handed to a process at a time
+TASK_UNITS = 1  # units handed to a process at a time: fewer leave no process waiting at the end
 Opener = Callable[["ShardInfo"], "OpenShard"]
 Progress = Callable[[int, int], None]
 
@@ -75,8 +76,9 @@ class Runner:
                 self.close()
                 self._shard = self.job.opener(self.job.shards[task.shard])
                 self._shard.__enter__()
+                if task.shard != self._number:  # a shard that was closed and opened again is the same, or an error
+                    self._offsets = self._shard.offsets().numpy()
                 self._number = task.shard
-                self._offsets = self._shard.offsets().numpy()
             partials = tuple(self.engine.run(self._shard, unit, self._offsets) for unit in task.units)
         except RolloutIsError as error:
             self._drop()
@@ -95,6 +97,7 @@ class Runner:
 
     def _drop(self) -> None:
         shard, self._shard = self._shard, None
+        self._number = -1
         if shard is not None:
             shard.__exit__(RolloutIsError, None, None)
 
@@ -113,7 +116,7 @@ def run_here(job: Job, tasks: Sequence[Task], progress: Progress | None) -> Iter
     """All tasks in this process, one torch thread."""
     total = sum(t.positions for t in tasks)
     done = 0
-    with one_thread():
+    with one_thread(), settled_heap():
         runner = Runner(job)
         previous: Task | None = None
         for task in tasks:
@@ -149,18 +152,24 @@ def _start(job: Job) -> None:
 
 def _run(task: Task) -> Done:
     assert _runner is not None
-    done = _runner.run(task)
-    # A worker does not know its last task, so the check for a changed file is made after each.
+    return _run_and_close(_runner, task)
+
+
+def _run_and_close(runner: Runner, task: Task) -> Done:
+    # A process does not know its last task, so the check for a changed file is made after each.
+    done = runner.run(task)
     if done.error is None:
         try:
-            _runner.close()
+            runner.close()
         except RolloutIsError as error:
             return Done(task, error=error)
     return done
 
 
 def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progress | None) -> Iterator[Done]:
-    """All tasks over ``workers`` processes, in whatever order they end.
+    """All tasks over ``workers`` processes, this one among them, in whatever order they end.
+
+    The others take tasks from the front, this one from the back: it has begun before they have started.
 
     Raises:
         WorkLostError: a worker was killed (out of memory?).
@@ -174,15 +183,30 @@ def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progr
     context = multiprocessing.get_context(method)
     total = sum(t.positions for t in tasks)
     done = 0
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=(job,))
+
+    def counted(result: Done) -> Done:
+        nonlocal done
+        done += result.task.positions
+        if progress is not None:
+            progress(done, total)
+        return result
+
+    pool = ProcessPoolExecutor(workers - 1, mp_context=context, initializer=_start, initargs=(job,))
     try:
-        # Largest first would balance better, but shards are cut into like-sized units already.
-        for future in as_completed([pool.submit(_run, task) for task in tasks]):
-            result = future.result()
-            yield result
-            done += result.task.positions
-            if progress is not None:
-                progress(done, total)
+        with one_thread(), settled_heap():
+            # Largest first would balance better, but shards are cut into like-sized units already.
+            pending = {pool.submit(_run, task): task for task in tasks}
+            runner = Runner(job)
+            for future, task in reversed(list(pending.items())):
+                if not future.cancel():
+                    break  # all before it are taken too
+                del pending[future]
+                yield counted(_run_and_close(runner, task))
+                for ended in [other for other in pending if other.done()]:
+                    del pending[ended]
+                    yield counted(ended.result())
+        for future in as_completed(list(pending)):
+            yield counted(future.result())
     except BrokenProcessPool as error:
         raise WorkLostError(
             f"one of {workers} worker processes",
@@ -210,6 +234,22 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def settled_heap() -> Iterator[None]:
+    """Keep the garbage collector off what is there already, modules above all: it would go through them again and again.
+
+    Processes that are forked meanwhile share those pages for good.
+    """
+    if gc.get_freeze_count():  # the caller's own choice
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def usable_cores() -> int:

@@ -34,12 +34,16 @@ typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 
 static const double HOT = 300.0, LARGEST = 700.0, SMALLEST = -708.0;
 
-/* Tokens of a piece, at most TILE of them, as float64; the last one is repeated up to a whole number of vectors. */
+/* At most TILE tokens of the block, of as many pieces as they belong to. The last one is repeated up to a whole number of vectors. */
 struct tile {
     double train[TILE + LANES] __attribute__((aligned(64)));
     double rollout[TILE + LANES] __attribute__((aligned(64)));
+    double d[TILE + LANES] __attribute__((aligned(64)));
     double e[TILE + LANES] __attribute__((aligned(64)));
     double w[TILE + LANES] __attribute__((aligned(64)));
+    double mult[TILE + LANES] __attribute__((aligned(64)));
+    double gap[TILE + LANES] __attribute__((aligned(64)));
+    uint32_t bits[TILE + LANES] __attribute__((aligned(64)));
 };
 
 /* Where the next token stands. */
@@ -47,13 +51,14 @@ struct cursor {
     int64_t run, at;
 };
 
-struct sums {
-    vec d, abs, d2, train, e, e2, w, w2, mult, low, high;
-    ivec above, below, extreme, veto, identical;
-};
-
-struct pooled {
-    vec p, p2, q, q2, cross, largest;
+/* What is kept of all tokens of the block together. */
+struct whole {
+    ivec fine, zeros, negative_zeros;
+    vec train_low, train_high, rollout_low, rollout_high, largest;
+    double p, p2, q, q2, cross;
+    struct side train, rollout;
+    int64_t both_zero;
+    uint32_t bins[BINS];
 };
 
 INLINE vec select_(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
@@ -153,37 +158,48 @@ INLINE double of_half(uint16_t x) {
     return f;
 }
 
-/* n stored values from ``first`` on, as float64; the sum of their bits. */
-INLINE uint32_t load(const void *stored, int32_t type, int64_t first, int64_t n, double *out) {
-    uint32_t bits = 0;
+/* n stored values from ``first`` on, as float64. */
+INLINE void load(const void *stored, int32_t type, int64_t first, int64_t n, double *out) {
     if (type == FLOAT32) {
         const float *x = (const float *)stored + first;
-        const uint32_t *raw = (const uint32_t *)stored + first;
         for (int64_t i = 0; i < n; i++) out[i] = x[i];
-        for (int64_t i = 0; i < n; i++) bits += raw[i];
     } else if (type == FLOAT64) {
-        const uint64_t *raw = (const uint64_t *)stored + first;
         memcpy(out, (const double *)stored + first, n * sizeof(double));
-        for (int64_t i = 0; i < n; i++) bits += (uint32_t)(raw[i] ^ (raw[i] >> 32));
     } else {
         const uint16_t *raw = (const uint16_t *)stored + first;
-        for (int64_t i = 0; i < n; i++) bits += (uint32_t)(int32_t)(int16_t)raw[i];
         if (type == BFLOAT16)
             for (int64_t i = 0; i < n; i++) out[i] = of_bfloat16(raw[i]);
         else
             for (int64_t i = 0; i < n; i++) out[i] = of_half(raw[i]);
     }
-    return bits;
+}
+
+/* Their bits, times a factor, added up. */
+INLINE void add_bits(const void *stored, int32_t type, int64_t first, int64_t n, uint32_t factor, uint32_t *out) {
+    if (type == FLOAT32) {
+        const uint32_t *raw = (const uint32_t *)stored + first;
+        for (int64_t i = 0; i < n; i++) out[i] += raw[i] * factor;
+    } else if (type == FLOAT64) {
+        const uint64_t *raw = (const uint64_t *)stored + first;
+        for (int64_t i = 0; i < n; i++) out[i] += (uint32_t)(raw[i] ^ (raw[i] >> 32)) * factor;
+    } else {
+        const uint16_t *raw = (const uint16_t *)stored + first;
+        for (int64_t i = 0; i < n; i++) out[i] += (uint32_t)(int32_t)(int16_t)raw[i] * factor;
+    }
 }
 
 /* Fill the tile with the next n tokens, over as many runs as they lie in. */
-INLINE uint32_t fill(const struct block *b, struct cursor *from, int64_t n, struct tile *tile) {
-    uint32_t train = 0, rollout = 0;
+static void fill(const struct block *b, struct cursor *from, int64_t n, struct tile *tile) {
+    if (b->checksum) memset(tile->bits, 0, sizeof tile->bits);
     for (int64_t done = 0; done < n;) {
         int64_t left = b->run_stop[from->run] - from->at;
         int64_t some = left < n - done ? left : n - done;
-        train += load(b->train, b->train_type, from->at, some, tile->train + done);
-        rollout += load(b->rollout, b->rollout_type, from->at, some, tile->rollout + done);
+        load(b->train, b->train_type, from->at, some, tile->train + done);
+        load(b->rollout, b->rollout_type, from->at, some, tile->rollout + done);
+        if (b->checksum) {
+            add_bits(b->train, b->train_type, from->at, some, 2654435769u, tile->bits + done);
+            add_bits(b->rollout, b->rollout_type, from->at, some, 1u, tile->bits + done);
+        }
         done += some;
         from->at += some;
         if (some == left && ++from->run < b->runs) from->at = b->run_start[from->run];
@@ -192,7 +208,6 @@ INLINE uint32_t fill(const struct block *b, struct cursor *from, int64_t n, stru
         tile->train[n + i] = tile->train[n - 1];
         tile->rollout[n + i] = tile->rollout[n - 1];
     }
-    return train * 2654435769u + rollout; /* times -1640531527, wrapping */
 }
 
 /* What is said of log-probs that are not below 0: rare, so token by token. */
@@ -204,150 +219,166 @@ static void not_negative(const double *own, const double *other, int64_t n, stru
     }
 }
 
-INLINE void weigh(const struct block *b, struct tile *tile, int64_t i, ivec live, int mismatch, struct sums *s, uint32_t *bins, int n,
-                  ivec *fine) {
-    vec t, r, w, e;
-    memcpy(&t, tile->train + i, sizeof t);
-    memcpy(&r, tile->rollout + i, sizeof r);
-    vec d = t - r, size = magnitude(d);
-    *fine &= (size <= HOT) & (t <= LARGEST) & (r <= LARGEST);
-    exponential(d, &w, &e);
-    memcpy(tile->e + i, &e, sizeof e);
-    memcpy(tile->w + i, &w, sizeof w);
-    s->low = smaller(d, s->low);
-    s->high = larger(d, s->high);
-    vec centred = d - b->shift, plain = e - b->e_shift;
-    s->d += only(d, live);
-    s->abs += only(size, live);
-    s->e += only(plain, live);
-    plain = only(plain, live);
-    s->e2 += plain * plain;
-    s->w += only(w, live);
-    s->w2 += only(w * w, live);
-    s->above += (d > b->log_upper) & live;
-    s->below += (d < b->log_lower) & live;
-    s->extreme += (size > b->extreme) & live;
-    s->veto += ((d < b->veto_lower) | (d > b->veto_upper)) & live;
-    s->identical += (d == 0.0) & live;
-    if (b->moments) {
-        centred = only(centred, live);
-        s->d2 += centred * centred;
-        s->train += only(t, live);
-    }
-    if (mismatch) s->mult += only(larger(w, 1.0 / w), live);
-    uvec bin = half_bins(d);
-    for (int j = 0; j < n; j++) bins[(j & 1) * BINS + bin[j]]++;
-}
-
-INLINE void compare(const struct block *b, const struct tile *tile, int64_t i, ivec live, struct pooled *all_, vec *difference) {
-    vec r, e, w;
-    memcpy(&r, tile->rollout + i, sizeof r);
-    memcpy(&e, tile->e + i, sizeof e);
-    memcpy(&w, tile->w + i, sizeof w);
-    vec q = probability(r);
-    vec gap = only(magnitude(q * e), live); /* p - q = q (w - 1): exact where p is close to q */
-    vec p = only(q * w - b->shift_p, live);
-    q = only(q - b->shift_q, live);
-    *difference += gap;
-    all_->largest = larger(gap, all_->largest);
-    all_->p += p;
-    all_->p2 += p * p;
-    all_->q += q;
-    all_->q2 += q * q;
-    all_->cross += p * q;
-}
-
-int BLOCK(struct block *b) {
+/* Every token by itself: its weight, its probabilities, its bin. */
+INLINE void each(const struct block *b, int64_t n, int mismatch, struct tile *tile, struct whole *all_) {
     static const ivec lanes = PLACES;
-    const ivec every = (ivec){0} - 1;
-    uint32_t bins[2 * BINS];
+    vec p_sum = {0}, p2_sum = {0}, q_sum = {0}, q2_sum = {0}, cross_sum = {0};
+    vec train_high = all(-DBL_MAX), rollout_high = all(-DBL_MAX);
+    vec train_low = all_->train_low, rollout_low = all_->rollout_low, largest = all_->largest;
+    ivec fine = all_->fine, zeros = all_->zeros, negative_zeros = all_->negative_zeros;
+    for (int64_t i = 0; i < n; i += LANES) {
+        ivec live = lanes < n - i;
+        vec t, r, w, e;
+        memcpy(&t, tile->train + i, sizeof t);
+        memcpy(&r, tile->rollout + i, sizeof r);
+        vec d = t - r;
+        fine &= (magnitude(d) <= HOT) & (t <= LARGEST) & (r <= LARGEST);
+        train_low = smaller(t, train_low), train_high = larger(t, train_high);
+        rollout_low = smaller(r, rollout_low), rollout_high = larger(r, rollout_high);
+        zeros += (d == 0.0) & live;
+        negative_zeros += ((ivec)d == INT64_MIN) & live;
+        exponential(d, &w, &e);
+        memcpy(tile->d + i, &d, sizeof d);
+        memcpy(tile->e + i, &e, sizeof e);
+        memcpy(tile->w + i, &w, sizeof w);
+        uvec bin = half_bins(d);
+        int64_t some = n - i < LANES ? n - i : LANES;
+        for (int j = 0; j < some; j++) all_->bins[bin[j]]++;
+        if (mismatch) {
+            vec mult = larger(w, 1.0 / w), q = probability(r);
+            vec gap = magnitude(q * e); /* p - q = q (w - 1): exact where p is close to q */
+            vec p = only(q * w - b->shift_p, live);
+            q = only(q - b->shift_q, live);
+            memcpy(tile->mult + i, &mult, sizeof mult);
+            memcpy(tile->gap + i, &gap, sizeof gap);
+            largest = larger(gap, largest);
+            p_sum += p, p2_sum += p * p, q_sum += q, q2_sum += q * q, cross_sum += p * q;
+        }
+    }
+    all_->fine = fine, all_->zeros = zeros, all_->negative_zeros = negative_zeros;
+    all_->train_low = train_low, all_->rollout_low = rollout_low, all_->largest = largest;
+    all_->train_high = larger(train_high, all_->train_high);
+    all_->rollout_high = larger(rollout_high, all_->rollout_high);
+    if (mismatch) {
+        all_->p += total(p_sum), all_->p2 += total(p2_sum), all_->q += total(q_sum), all_->q2 += total(q2_sum);
+        all_->cross += total(cross_sum);
+    }
+    int train_zero = most(train_high) >= 0, rollout_zero = most(rollout_high) >= 0;
+    if (train_zero) not_negative(tile->train, tile->rollout, n, &all_->train);
+    if (rollout_zero) not_negative(tile->rollout, tile->train, n, &all_->rollout);
+    if (train_zero && rollout_zero)
+        for (int64_t i = 0; i < n; i++) all_->both_zero += tile->train[i] == 0 && tile->rollout[i] == 0;
+}
+
+/* Add tokens [first, last) of the tile to the sums of their piece: whole vectors of them. */
+INLINE int64_t add_vectors(const struct block *b, const struct tile *tile, int64_t first, int64_t last, int mismatch, double *value) {
+    vec d_sum = {0}, abs_sum = {0}, d2_sum = {0}, train_sum = {0}, e_sum = {0}, e2_sum = {0}, w_sum = {0}, w2_sum = {0};
+    vec mult_sum = {0}, gap_sum = {0}, low = all(value[LOWEST]), high = all(value[HIGHEST]);
+    ivec above = {0}, below = {0}, extreme = {0}, veto = {0}, identical = {0};
+    int64_t i = first;
+    for (; i + LANES <= last; i += LANES) {
+        vec d, e, w;
+        memcpy(&d, tile->d + i, sizeof d);
+        memcpy(&e, tile->e + i, sizeof e);
+        memcpy(&w, tile->w + i, sizeof w);
+        vec size = magnitude(d), plain = e - b->e_shift;
+        low = smaller(d, low), high = larger(d, high);
+        d_sum += d, abs_sum += size, e_sum += plain, e2_sum += plain * plain, w_sum += w, w2_sum += w * w;
+        above += d > b->log_upper, below += d < b->log_lower, extreme += size > b->extreme;
+        veto += (d < b->veto_lower) | (d > b->veto_upper), identical += d == 0.0;
+        if (b->moments) {
+            vec t, centred = d - b->shift;
+            memcpy(&t, tile->train + i, sizeof t);
+            d2_sum += centred * centred, train_sum += t;
+        }
+        if (mismatch) {
+            vec mult, gap;
+            memcpy(&mult, tile->mult + i, sizeof mult);
+            memcpy(&gap, tile->gap + i, sizeof gap);
+            mult_sum += mult, gap_sum += gap;
+        }
+    }
+    value[D] += total(d_sum), value[ABS] += total(abs_sum), value[E] += total(e_sum), value[E2] += total(e2_sum);
+    value[W] += total(w_sum), value[W2] += total(w2_sum);
+    value[HIGH] += count(above), value[LOW] += count(below), value[EXTREME] += count(extreme);
+    value[VETO] += count(veto), value[IDENTICAL] += count(identical);
+    if (b->moments) value[D2] += total(d2_sum), value[T] += total(train_sum);
+    if (mismatch) value[MULT] += total(mult_sum), value[DP] += total(gap_sum);
+    value[LOWEST] = least(low), value[HIGHEST] = most(high);
+    return i;
+}
+
+/* The same one by one: what is left over, and pieces of a few tokens. */
+INLINE void add_one_by_one(const struct block *b, const struct tile *tile, int64_t first, int64_t last, int mismatch, double *value) {
+    double d_sum = 0, abs_sum = 0, d2_sum = 0, train_sum = 0, e_sum = 0, e2_sum = 0, w_sum = 0, w2_sum = 0, mult_sum = 0, gap_sum = 0;
+    double low = value[LOWEST], high = value[HIGHEST];
+    int64_t above = 0, below = 0, extreme = 0, veto = 0, identical = 0;
+    for (int64_t i = first; i < last; i++) {
+        double d = tile->d[i], size = __builtin_fabs(d), plain = tile->e[i] - b->e_shift, w = tile->w[i], centred = d - b->shift;
+        low = d < low ? d : low, high = d > high ? d : high;
+        d_sum += d, abs_sum += size, e_sum += plain, e2_sum += plain * plain, w_sum += w, w2_sum += w * w;
+        d2_sum += centred * centred, train_sum += tile->train[i];
+        above += d > b->log_upper, below += d < b->log_lower, extreme += size > b->extreme;
+        veto += (d < b->veto_lower) | (d > b->veto_upper), identical += d == 0.0;
+        if (mismatch) mult_sum += tile->mult[i], gap_sum += tile->gap[i];
+    }
+    value[D] += d_sum, value[ABS] += abs_sum, value[E] += e_sum, value[E2] += e2_sum, value[W] += w_sum, value[W2] += w2_sum;
+    value[HIGH] += above, value[LOW] += below, value[EXTREME] += extreme, value[VETO] += veto, value[IDENTICAL] += identical;
+    if (b->moments) value[D2] += d2_sum, value[T] += train_sum;
+    if (mismatch) value[MULT] += mult_sum, value[DP] += gap_sum;
+    value[LOWEST] = low, value[HIGHEST] = high;
+}
+
+INLINE int run(struct block *b, int mismatch) {
     struct tile tile;
-    struct pooled pooled = {.largest = all(-DBL_MAX)};
-    double sum_p = 0, sum_p2 = 0, sum_q = 0, sum_q2 = 0, sum_cross = 0;
-    vec train_low = all(DBL_MAX), train_high = all(-DBL_MAX), rollout_low = all(DBL_MAX), rollout_high = all(-DBL_MAX);
+    struct whole all_ = {
+        .fine = (ivec){0} - 1, .largest = all(-DBL_MAX),
+        .train_low = all(DBL_MAX), .train_high = all(-DBL_MAX), .rollout_low = all(DBL_MAX), .rollout_high = all(-DBL_MAX),
+    };
     struct cursor from = {0, 0};
-    struct side train = {0}, rollout = {0};
-    int64_t both = 0, zeros = 0, negative = 0;
-    double lowest = DBL_MAX;
-    memset(bins, 0, sizeof bins);
-    for (int64_t skip = b->skip;;) { /* to the first token */
+    for (int64_t skip = b->skip;; from.run++) { /* to the first token */
         int64_t length = b->run_stop[from.run] - b->run_start[from.run];
-        if (skip < length) {
-            from.at = b->run_start[from.run] + skip;
-            break;
-        }
+        from.at = b->run_start[from.run] + skip;
+        if (skip < length) break;
         skip -= length;
-        from.run++;
     }
-    for (int64_t piece = 0; piece < b->pieces; piece++) {
-        int64_t stop = piece + 1 < b->pieces ? b->starts[piece + 1] : b->tokens;
-        double *column = b->columns + piece;
-        double value[ROWS] = {0};
-        uint32_t bits = 0;
-        vec low = all(DBL_MAX), high = all(-DBL_MAX);
-        ivec fine = every;
-        for (int64_t at = b->starts[piece]; at < stop; at += TILE) {
-            int64_t n = stop - at < TILE ? stop - at : TILE, whole = n / LANES * LANES;
-            struct sums s = {.low = low, .high = high};
-            ivec live = lanes < n - whole;
-            vec gap = all(0.0);
-            bits += fill(b, &from, n, &tile);
-            if (b->mismatch) {
-                for (int64_t i = 0; i < whole; i += LANES) weigh(b, &tile, i, every, 1, &s, bins, LANES, &fine);
-                if (whole < n) weigh(b, &tile, whole, live, 1, &s, bins, n - whole, &fine);
-                for (int64_t i = 0; i < whole; i += LANES) compare(b, &tile, i, every, &pooled, &gap);
-                if (whole < n) compare(b, &tile, whole, live, &pooled, &gap);
-                value[DP] += total(gap);
-                value[MULT] += total(s.mult);
-                sum_p += total(pooled.p), sum_p2 += total(pooled.p2), sum_q += total(pooled.q);
-                sum_q2 += total(pooled.q2), sum_cross += total(pooled.cross);
-                pooled = (struct pooled){.largest = pooled.largest};
-            } else {
-                for (int64_t i = 0; i < whole; i += LANES) weigh(b, &tile, i, every, 0, &s, bins, LANES, &fine);
-                if (whole < n) weigh(b, &tile, whole, live, 0, &s, bins, n - whole, &fine);
-            }
-            low = s.low, high = s.high;
-            value[N] += n;
-            value[D] += total(s.d), value[ABS] += total(s.abs);
-            value[E] += total(s.e), value[E2] += total(s.e2), value[W] += total(s.w), value[W2] += total(s.w2);
-            if (b->moments) value[T] += total(s.train), value[D2] += total(s.d2);
-            value[HIGH] += count(s.above), value[LOW] += count(s.below), value[EXTREME] += count(s.extreme);
-            value[VETO] += count(s.veto);
-            double identical = count(s.identical);
-            value[IDENTICAL] += identical, zeros += (int64_t)identical;
-            vec top_train = all(-DBL_MAX), top_rollout = all(-DBL_MAX);
-            for (int64_t i = 0; i < n; i += LANES) {
-                vec t, r;
-                memcpy(&t, tile.train + i, sizeof t);
-                memcpy(&r, tile.rollout + i, sizeof r);
-                train_low = smaller(t, train_low), top_train = larger(t, top_train);
-                rollout_low = smaller(r, rollout_low), top_rollout = larger(r, top_rollout);
-            }
-            train_high = larger(top_train, train_high), rollout_high = larger(top_rollout, rollout_high);
-            int zero_train = most(top_train) >= 0, zero_rollout = most(top_rollout) >= 0;
-            if (zero_train) not_negative(tile.train, tile.rollout, n, &train);
-            if (zero_rollout) not_negative(tile.rollout, tile.train, n, &rollout);
-            if (zero_train && zero_rollout)
-                for (int64_t i = 0; i < n; i++) both += tile.train[i] == 0 && tile.rollout[i] == 0;
-            if (identical > 0)
-                for (int64_t i = 0; i < n; i++) {
-                    double d = tile.train[i] - tile.rollout[i];
-                    negative += d == 0 && __builtin_signbit(d);
-                }
-        }
+    double lowest = DBL_MAX, value[ROWS] = {[LOWEST] = DBL_MAX, [HIGHEST] = -DBL_MAX};
+    uint32_t bits = 0;
+    int64_t piece = 0;
+    for (int64_t start = 0; start < b->tokens; start += TILE) {
+        int64_t n = b->tokens - start < TILE ? b->tokens - start : TILE;
+        fill(b, &from, n, &tile);
+        each(b, n, mismatch, &tile, &all_);
         for (int i = 0; i < LANES; i++)
-            if (!fine[i]) return 1;
-        value[LOWEST] = least(low), value[HIGHEST] = most(high);
-        lowest = value[LOWEST] < lowest ? value[LOWEST] : lowest;
-        for (int row = 0; row < ROWS; row++) column[row * b->stride] = value[row];
-        b->checksum[piece] = bits;
+            if (!all_.fine[i]) return 1;
+        for (int64_t at = 0; at < n;) {
+            int64_t stop = (piece + 1 < b->pieces ? b->starts[piece + 1] : b->tokens) - start, last = stop < n ? stop : n;
+            value[N] += (double)(last - at);
+            if (b->checksum)
+                for (int64_t i = at; i < last; i++) bits += tile.bits[i];
+            if (last - at >= LANES) at = add_vectors(b, &tile, at, last, mismatch, value);
+            if (at < last) add_one_by_one(b, &tile, at, last, mismatch, value);
+            at = last;
+            if (stop > n) break; /* the piece goes on in the next tile */
+            lowest = value[LOWEST] < lowest ? value[LOWEST] : lowest;
+            for (int row = 0; row < ROWS; row++) {
+                b->columns[row * b->stride + piece] = value[row];
+                value[row] = 0;
+            }
+            value[LOWEST] = DBL_MAX, value[HIGHEST] = -DBL_MAX;
+            if (b->checksum) b->checksum[piece] = bits;
+            bits = 0;
+            piece++;
+        }
     }
-    for (int i = 0; i < BINS; i++) b->bins[i] += bins[i] + bins[BINS + i];
-    b->zeros = zeros, b->negative_zeros = negative, b->lowest = lowest;
-    b->train_side = train, b->rollout_side = rollout, b->both_zero = both;
-    b->train_low = least(train_low), b->train_high = most(train_high);
-    b->rollout_low = least(rollout_low), b->rollout_high = most(rollout_high);
-    b->p = sum_p, b->p2 = sum_p2, b->q = sum_q, b->q2 = sum_q2, b->cross = sum_cross;
-    b->largest_difference = most(pooled.largest);
+    for (int i = 0; i < BINS; i++) b->bins[i] += all_.bins[i];
+    b->zeros = (int64_t)count(all_.zeros), b->negative_zeros = (int64_t)count(all_.negative_zeros), b->lowest = lowest;
+    b->train_side = all_.train, b->rollout_side = all_.rollout, b->both_zero = all_.both_zero;
+    b->train_low = least(all_.train_low), b->train_high = most(all_.train_high);
+    b->rollout_low = least(all_.rollout_low), b->rollout_high = most(all_.rollout_high);
+    b->p = all_.p, b->p2 = all_.p2, b->q = all_.q, b->q2 = all_.q2, b->cross = all_.cross;
+    b->largest_difference = most(all_.largest);
     return 0;
 }
+
+int BLOCK(struct block *b) { return b->mismatch ? run(b, 1) : run(b, 0); }

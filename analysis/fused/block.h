@@ -30,7 +30,7 @@ struct block {
     /* Filled. */
     double *columns; /* row i of piece k at i * stride + k */
     int64_t stride;
-    uint32_t *checksum; /* a piece */
+    uint32_t *checksum; /* a piece; null where none is wanted */
     int64_t *bins; /* 4096, added to */
 
     /* Given back. */

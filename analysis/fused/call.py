@@ -48,44 +48,50 @@ class Fused:
         return all(str(c.dtype) in TYPES and c.is_contiguous() for c in columns)
 
     def add(
-        self, into: Sums, stored: Stored, first: int, last: int, starts: Ints, sequence: Ints
+        self, into: Sums, stored: Stored, first: int, last: int, starts: Ints, sequence: Ints, *, checksums: bool
     ) -> tuple[Block, NDArray[np.uint32]] | None:
         """Sum tokens [first, last) of those stored into a population; None where they hold what it does not handle.
 
         Args:
             starts, sequence: int64 [k] of the pieces.
+            checksums: whether to sum the bits of each piece too.
 
         Returns:
-            what it says of them, until the next call, and uint32 [k] the sum of each piece's bits.
+            what it says of them, until the next call, and uint32 [k] the sums of bits (anything where none were asked for).
         """
-        block, picks, k = self._block, stored.picks, len(starts)
-        if picks.index is None:
-            train, rollout = stored.train.data_ptr(), stored.rollout.data_ptr()
-            begins, ends = picks.starts, picks.stops
-        else:  # many short runs: picked out beforehand they are one
-            train, rollout = (_address(bits) for bits in stored.bits)
-            begins, ends = self._everything
-            ends[0] = picks.count
-        if k > len(self._checksum):
-            self._checksum = np.zeros(2 * k, dtype=np.uint32)
+        block, k = self._block, len(starts)
         piece = into.open(k)
         if into.mismatch and into.whole.pooled.shift is None:
             into.whole.pooled.pilot(*stored.values(first, min(last, first + FIRST)))
-        block.train, block.rollout = train, rollout
-        block.train_type, block.rollout_type = TYPES[str(stored.train.dtype)], TYPES[str(stored.rollout.dtype)]
-        block.run_start, block.run_stop, block.runs = _address(begins), _address(ends), len(begins)
+        self._point_to(stored)
         block.skip, block.tokens = first, last - first
         block.starts, block.pieces = _address(starts), k
         block.mismatch, block.moments = into.mismatch, into.moments
         block.shift, block.e_shift = into.shift, into.e_shift
         block.shift_p, block.shift_q = into.whole.pooled.shift or (0.0, 0.0)
         block.columns, block.stride = _address(piece), piece.strides[0] // piece.itemsize
-        block.checksum, block.bins = _address(self._checksum), _address(into.whole.bins)
+        if k > len(self._checksum):
+            self._checksum = np.zeros(2 * k, dtype=np.uint32)
+        block.checksum = _address(self._checksum) if checksums else None
+        block.bins = _address(into.whole.bins)
         if self._function(self._pointer):
             into.forget(k)
             return None
         into.close(block, piece, sequence)
         return block, self._checksum[:k]
+
+    def _point_to(self, stored: Stored) -> None:
+        """The columns and the runs of positions."""
+        block, picks = self._block, stored.picks
+        if picks.index is None:
+            block.train, block.rollout = stored.train.data_ptr(), stored.rollout.data_ptr()
+            begins, ends = picks.starts, picks.stops
+        else:  # many short runs: picked out beforehand they are one
+            block.train, block.rollout = (_address(bits) for bits in stored.bits)
+            begins, ends = self._everything
+            ends[0] = picks.count
+        block.run_start, block.run_stop, block.runs = _address(begins), _address(ends), len(begins)
+        block.train_type, block.rollout_type = TYPES[str(stored.train.dtype)], TYPES[str(stored.rollout.dtype)]
 
 
 def _address(array: Floats | Ints | Any) -> int:

@@ -53,7 +53,7 @@ def summed(
     into = Sums(BOUNDS, shift, True, moments=True)
     stored = Stored(Picker(), Runs(np.ones(n, dtype=bool)).pick(0, n), train, rollout)
     assert fused.handles(stored)
-    return (into, into.table().sums) if fused.add(into, stored, 0, n, at, np.arange(len(at))) else None
+    return (into, into.table().sums) if fused.add(into, stored, 0, n, at, np.arange(len(at)), checksums=True) else None
 
 
 def test_the_compiler_of_this_machine_was_used() -> None:
@@ -134,7 +134,7 @@ def test_what_it_does_not_handle_is_left_alone(fused: Fused) -> None:
         assert summed(fused, t, r, [0, 50]) is None
     into = Sums(BOUNDS, 0.0, True)
     stored = Stored(Picker(), Runs(np.ones(100, dtype=bool)).pick(0, 100), t, r)
-    assert fused.add(into, stored, 0, 100, np.array([0]), np.array([0])) is None
+    assert fused.add(into, stored, 0, 100, np.array([0]), np.array([0]), checksums=True) is None
     assert into.tokens == 0 and not into.whole.bins.any() and into.table().sums.shape[1] == 0
 
 
@@ -151,7 +151,7 @@ def test_tokens_of_many_runs_and_pieces(fused: Fused) -> None:
         first, last = picks.count // 5, picks.count - 3
         starts = np.unique(np.concatenate([[0], rng.integers(0, last - first, 9)]))
         into = Sums(BOUNDS, 0.0, True)
-        done = fused.add(into, stored, first, last, starts, np.arange(len(starts)))
+        done = fused.add(into, stored, first, last, starts, np.arange(len(starts)), checksums=True)
         assert done is not None
         d = (t.double() - r.double()).numpy()[np.flatnonzero(on)[first:last]]
         table = into.table().sums
