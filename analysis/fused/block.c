@@ -263,6 +263,7 @@ INLINE void each(const struct block *b, int64_t n, int mismatch, struct tile *ti
         all_->p += total(p_sum), all_->p2 += total(p2_sum), all_->q += total(q_sum), all_->q2 += total(q2_sum);
         all_->cross += total(cross_sum);
     }
+    if (!b->checksum) return; /* masked-out tokens: nobody asks */
     int train_zero = most(train_high) >= 0, rollout_zero = most(rollout_high) >= 0;
     if (train_zero) not_negative(tile->train, tile->rollout, n, &all_->train);
     if (rollout_zero) not_negative(tile->rollout, tile->train, n, &all_->rollout);
