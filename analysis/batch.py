@@ -92,6 +92,17 @@ class Block:
             t, r, d, e, self.starts[:pieces], self.sequence[:pieces], lambda: self.positions[:tokens],
         )  # fmt: skip
 
+    def tail(self, tokens: int) -> Block:
+        """What ``head`` leaves."""
+        first = int(self.positions[tokens])
+        piece = int(self.starts.searchsorted(tokens, side="right"))
+        starts = np.append(0, self.starts[piece:] - tokens)
+        t, r, d, e = (x[tokens:] for x in (self.train, self.rollout, self.d, self.e))
+        return Block(
+            self.start + first, self.raw_train[first:], self.raw_rollout[first:], self.mask[first:],
+            t, r, d, e, starts, self.sequence[piece - 1 :], lambda: self.positions[tokens:] - first,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class SequenceTable:

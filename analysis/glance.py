@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 SMALL = 1 << 21  # positions up to which a dump is looked at whole
 UNITS = 1024  # about how many units of a larger one are looked at
 UNIT = 1 << 21  # positions of a unit, about
-TOKENS = 1 << 15  # valid tokens of a unit that are looked at
+TOKENS = 1 << 18  # about how many valid tokens of a larger dump are looked at,
+FEWEST, MOST = 1 << 13, 1 << 15  # and so many of a unit
 FIRST = UnitId(0, 0)
 
 # What the figures alone would say too, by the fingerprint that says it better.
@@ -48,6 +49,7 @@ class Glance(Doctor):
     def __init__(self, positions: int) -> None:
         self.whole = positions <= SMALL
         self.stride = max(1, round(positions / UNIT / UNITS))
+        self.tokens = min(MOST, max(FEWEST, TOKENS * UNIT // max(positions, 1)))
         self._blocks = 0
 
     def begin(self, unit: Unit, shard: OpenShard) -> None:
@@ -60,7 +62,7 @@ class Glance(Doctor):
         if self.whole:
             super().block(block)
         elif not self._blocks:
-            super().block(block.head(TOKENS))
+            super().block(block.head(self.tokens))
             self._blocks += len(block.starts)
 
     @property

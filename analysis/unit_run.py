@@ -223,59 +223,30 @@ class UnitRun:
 
     def _block(self, block: _Block, fused: Fused | None) -> None:
         """One block: summed by the compiled kernel where it is there and can, and laid out for whoever looks at it."""
-        ops, work, half = self.engine.ops, self.engine.work, block.half
-        visible = half.number == VALID
-        summed = fused is not None and self._add_compiled(fused, block)
+        visible = block.half.number == VALID
         shown = visible and bool(self.watching)
-        if summed and not shown and self.groups is None and not (visible and self.tokens is not None):
-            return
+        wanted = shown or self.groups is not None or (visible and self.tokens is not None)
         v, starts, sequence = block.last - block.first, block.starts, block.sequence
         kept: Ints | None = None
-        train, rollout = (bits[block.first : block.last] for bits in block.stored.bits)
-        tops = (
-            ops.load(train, block.chunk.train.dtype, work.train[:v]),
-            ops.load(rollout, block.chunk.rollout.dtype, work.rollout[:v]),
-        )
-        ops.subtract(work.train[:v], work.rollout[:v], work.d[:v])
-        if not summed:
-            if visible:
-                bits = np.add.reduceat(fold32(train), starts, dtype=np.int32) * np.int32(-1640531527)
-                bits += np.add.reduceat(fold32(rollout), starts, dtype=np.int32)
-                self.checksum[sequence] += bits
-            extremes = self._extremes(v, starts)
-            if not (math.isfinite(extremes.bottom) and math.isfinite(extremes.top)):
-                kept = self._drop_nonfinite(block)
-                starts, sequence = pieces_left(kept, starts, sequence)
-                v = len(kept)
-                if v:
-                    extremes = self._extremes(v, starts)
-            if v:
-                if visible:
-                    self.observed.see_valid(ops.host(work.train[:v]), ops.host(work.rollout[:v]), tops)
-                half.sums.add(work, v, starts, sequence, extremes)
-        elif shown:
-            ops.expm1(work.d[:v], work.e[:v])
-        if v:
+        if fused is None or not self._add_compiled(fused, block, wanted):
+            starts, sequence, kept = self._add(block)
+            v = v if kept is None else len(kept)
+        if wanted and v:
             self._look(block, v, starts, sequence, kept)
         if shown:
             self._consume(replace(block, starts=starts, sequence=sequence), v, kept)
 
-    def _add_compiled(self, fused: Fused, block: _Block) -> bool:
+    def _add_compiled(self, fused: Fused, block: _Block, wanted: bool) -> bool:
         """Sum a block by the compiled kernel; False where it cannot, and nothing is changed."""
-        half = block.half
+        half, visible = block.half, block.half.number == VALID
         done = fused.add(
-            half.sums,
-            block.stored,
-            block.first,
-            block.last,
-            block.starts,
-            block.sequence,
-            checksums=half.number == VALID,
-        )
+            half.sums, block.stored, block.first, block.last, block.starts, block.sequence,
+            checksums=visible, keep=self.engine.work if wanted else None,
+        )  # fmt: skip
         if done is None:
             return False
         said, bits = done
-        if half.number == VALID:
+        if visible:
             self.checksum[block.sequence] += bits
             self.observed.see_counts(
                 said.tokens,
@@ -287,6 +258,34 @@ class UnitRun:
                 last = min(block.last, block.first + self.observed.wanted)
                 self.observed.sample(*block.stored.values(block.first, last))
         return True
+
+    def _add(self, block: _Block) -> tuple[Ints, Ints, Ints | None]:
+        """Sum a block by numpy or torch: starts and sequences of the pieces left, and which tokens were kept (None: all)."""
+        ops, work, half = self.engine.ops, self.engine.work, block.half
+        v, starts, sequence, visible = block.last - block.first, block.starts, block.sequence, half.number == VALID
+        train, rollout = (bits[block.first : block.last] for bits in block.stored.bits)
+        if visible:
+            bits = np.add.reduceat(fold32(train), starts, dtype=np.int32) * np.int32(-1640531527)
+            bits += np.add.reduceat(fold32(rollout), starts, dtype=np.int32)
+            self.checksum[sequence] += bits
+        tops = (
+            ops.load(train, block.chunk.train.dtype, work.train[:v]),
+            ops.load(rollout, block.chunk.rollout.dtype, work.rollout[:v]),
+        )
+        ops.subtract(work.train[:v], work.rollout[:v], work.d[:v])
+        extremes = self._extremes(v, starts)
+        kept: Ints | None = None
+        if not (math.isfinite(extremes.bottom) and math.isfinite(extremes.top)):
+            kept = self._drop_nonfinite(block)
+            starts, sequence = pieces_left(kept, starts, sequence)
+            v = len(kept)
+            if v:
+                extremes = self._extremes(v, starts)
+        if v:
+            if visible:
+                self.observed.see_valid(ops.host(work.train[:v]), ops.host(work.rollout[:v]), tops)
+            half.sums.add(work, v, starts, sequence, extremes)
+        return starts, sequence, kept
 
     def _look(self, block: _Block, v: int, starts: Ints, sequence: Ints, kept: Ints | None) -> None:
         """What the worst tokens and the groupings want of a block that stands in the workspace."""

@@ -1,4 +1,4 @@
-"""What the doctor adds to the one pass: CPU time a position with and without it.
+"""What the doctor adds to a plain analysis, which takes a glance of it: CPU time a position of both.
 
 python benchmarks/planted_cost.py --write docs/doctor.md
 """
@@ -14,6 +14,7 @@ import torch
 
 from rollout_is.analysis.doctor.consumer import Doctor
 from rollout_is.analysis.engine import Engine
+from rollout_is.analysis.glance import with_glance
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.units import cut_units
 from rollout_is.dumps.memory import MemoryShard, describe_tensors
@@ -44,7 +45,8 @@ def measure(data: dict[str, torch.Tensor], repeats: int = 5) -> tuple[float, flo
     with MemoryShard(info, data) as shard:
         offsets = shard.offsets().numpy()
         for _ in range(repeats):
-            for name, consumers in (("plain", []), ("doctor", [Doctor()])):
+            for name in ("plain", "doctor"):
+                consumers = [Doctor()] if name == "doctor" else with_glance((), info.positions)
                 engine = Engine(Settings(), consumers)
                 started = time.process_time()
                 for unit in cut_units(offsets):

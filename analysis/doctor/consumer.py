@@ -27,7 +27,7 @@ from rollout_is.analysis.doctor.suspects import RareLag, read_again, suspicious
 from rollout_is.analysis.doctor.tails import Tails
 from rollout_is.analysis.doctor.unrelated import Unrelated
 from rollout_is.analysis.doctor.weights import Weights
-from rollout_is.analysis.doctor.window import Window, place_dict, plain, select, takes_block
+from rollout_is.analysis.doctor.window import SAMPLED, Window, place_dict, plain, select, takes_block
 from rollout_is.analysis.doctor.worst import Worst
 
 if TYPE_CHECKING:
@@ -91,13 +91,20 @@ class Doctor:
         return found
 
     def block(self, block: Block) -> None:
-        """Take in a block: extremes of all tokens, everything of a sampled block."""
+        """Take in a block: extremes of all tokens, everything of the tokens that are sampled."""
+        sampled = takes_block(self.seen, self.taken)
+        if sampled and len(block.d) > SAMPLED:
+            self._take(block.head(SAMPLED), sampled=True)
+            self._take(block.tail(SAMPLED), sampled=False)
+        else:
+            self._take(block, sampled)
+
+    def _take(self, block: Block, sampled: bool) -> None:
         n = len(block.mask)
         t, r, d = (x.numpy() for x in (block.train, block.rollout, block.d))
         valid = int(np.count_nonzero(block.mask))
         if valid > len(t):
             self._nonfinite(block)
-        sampled = takes_block(self.seen, self.taken)
         self.seen += n
         if len(t):
             low, high = float(d.min()), float(d.max())

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rollout_is.dumps.shard import ShardInfo
 
 CHUNK = 128  # tokens over which one lag is decided
-SAMPLE = 16  # one position in so many is looked at closely, once the first block of a unit has been
+SAMPLE = 32  # one position in so many is looked at closely, once the first tokens of a unit have been
+SAMPLED = 1 << 16  # valid tokens that are looked at closely at a time
 NEIGHBOURS = 2
 
 PROB_EDGES = tuple(float(np.log(p)) for p in (1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 0.99))
@@ -43,7 +44,7 @@ Bools = NDArray[np.bool_]
 def takes_block(seen: int, taken: int) -> bool:
     """Whether the next block is sampled, after ``seen`` positions of the unit of which ``taken`` were.
 
-    >>> [takes_block(0, 0), takes_block(100, 100), takes_block(1600, 100)]
+    >>> [takes_block(0, 0), takes_block(100, 100), takes_block(3200, 100)]
     [True, False, True]
     """
     return taken * SAMPLE <= seen

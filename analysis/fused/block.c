@@ -27,6 +27,7 @@ enum { TILE = 256, BINS = 4096 };
 
 typedef double vec __attribute__((vector_size(8 * LANES)));
 typedef int64_t ivec __attribute__((vector_size(8 * LANES)));
+typedef uint64_t wvec __attribute__((vector_size(8 * LANES)));
 typedef float fvec __attribute__((vector_size(4 * LANES)));
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
 
@@ -114,7 +115,7 @@ INLINE void exponential(vec x, vec *w, vec *e) {
     g = h * f2 + g;
     a = (g * f4 + c) * f4 + a;
     vec p = a * f2 + f;
-    vec scale = (vec)(((ivec)shifted << 52) + ((int64_t)1023 << 52));
+    vec scale = (vec)(((wvec)shifted << 52) + ((uint64_t)1023 << 52));
     *w = scale * p + scale;
     *e = scale * p + (scale - 1.0);
 }
@@ -352,6 +353,12 @@ INLINE int run(struct block *b, int mismatch) {
         each(b, n, mismatch, &tile, &all_);
         for (int i = 0; i < LANES; i++)
             if (!all_.fine[i]) return 1;
+        if (b->keep_d) {
+            memcpy(b->keep_train + start, tile.train, n * sizeof(double));
+            memcpy(b->keep_rollout + start, tile.rollout, n * sizeof(double));
+            memcpy(b->keep_d + start, tile.d, n * sizeof(double));
+            memcpy(b->keep_e + start, tile.e, n * sizeof(double));
+        }
         for (int64_t at = 0; at < n;) {
             int64_t stop = (piece + 1 < b->pieces ? b->starts[piece + 1] : b->tokens) - start, last = stop < n ? stop : n;
             value[N] += (double)(last - at);

@@ -16,7 +16,7 @@ from rollout_is.analysis.populations import Bounds
 from rollout_is.analysis.select import Stored
 
 if TYPE_CHECKING:
-    from rollout_is.analysis.sums import Sums
+    from rollout_is.analysis.sums import Sums, Workspace
 
 FIRST = 4096  # tokens that the shifts of the probabilities are taken from
 
@@ -48,13 +48,23 @@ class Fused:
         return all(str(c.dtype) in TYPES and c.is_contiguous() for c in columns)
 
     def add(
-        self, into: Sums, stored: Stored, first: int, last: int, starts: Ints, sequence: Ints, *, checksums: bool
+        self,
+        into: Sums,
+        stored: Stored,
+        first: int,
+        last: int,
+        starts: Ints,
+        sequence: Ints,
+        *,
+        checksums: bool,
+        keep: Workspace | None = None,
     ) -> tuple[Block, NDArray[np.uint32]] | None:
         """Sum tokens [first, last) of those stored into a population; None where they hold what it does not handle.
 
         Args:
             starts, sequence: int64 [k] of the pieces.
             checksums: whether to sum the bits of each piece too.
+            keep: where the tokens' log-probs, d and expm1(d) are to be left, for whoever looks at them.
 
         Returns:
             what it says of them, until the next call, and uint32 [k] the sums of bits (anything where none were asked for).
@@ -74,6 +84,8 @@ class Fused:
             self._checksum = np.zeros(2 * k, dtype=np.uint32)
         block.checksum = _address(self._checksum) if checksums else None
         block.bins = _address(into.whole.bins)
+        kept = () if keep is None else (keep.train, keep.rollout, keep.d, keep.e)
+        block.keep_train, block.keep_rollout, block.keep_d, block.keep_e = map(_address, kept) if kept else (None,) * 4
         if self._function(self._pointer):
             into.forget(k)
             return None

@@ -48,6 +48,7 @@ class Block(ctypes.Structure):
         ("stride", _int),
         ("checksum", _address),
         ("bins", _address),
+        *((name, _address) for name in ("keep_train", "keep_rollout", "keep_d", "keep_e")),
         ("train_side", Side),
         ("rollout_side", Side),
         ("both_zero", _int),

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from doctored import Shard, logprobs
 
+from rollout_is.analysis.batch import Block
 from rollout_is.analysis.doctor.consumer import STATES, Doctor
 from rollout_is.analysis.doctor.lag import LAGS, distances, overlaps
 from rollout_is.analysis.doctor.periodic import period_of
@@ -123,7 +125,7 @@ def test_candidates_are_known_fills_and_repeats() -> None:
     assert sorted(candidates(x)) == [-2.5, 0.0]
 
 
-def test_sampling_takes_the_first_block_and_a_sixteenth_after_it() -> None:
+def test_sampling_takes_the_first_block_and_a_thirty_second_after_it() -> None:
     seen = taken = 0
     picked = []
     for _ in range(64):
@@ -131,7 +133,28 @@ def test_sampling_takes_the_first_block_and_a_sixteenth_after_it() -> None:
         seen += 100
         taken += 100 if picked[-1] else 0
     assert picked[0]
-    assert sum(picked) == 4
+    assert sum(picked) == 2
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 40, 99])
+def test_a_block_cut_in_two_is_the_block(tokens: int) -> None:
+    """Head and tail side by side: the same tokens, positions and sequences, at any cut."""
+    rng = np.random.default_rng(tokens)
+    mask = rng.random(160) < 0.7
+    at = np.flatnonzero(mask)[:100]
+    mask[at[-1] + 1 :] = False
+    raw = torch.from_numpy(-rng.exponential(1, 160))
+    t = raw[torch.from_numpy(at)]
+    starts, sequence = np.array([0, 7, 30, 31, 77]), np.array([2, 3, 5, 6, 9])
+    block = Block(1000, raw, raw, mask, t, t, t, t, starts, sequence, lambda: at)
+    parts = (block.head(tokens), block.tail(tokens))
+    assert sum(len(p.mask) for p in parts) == 160 and parts[1].start == 1000 + len(parts[0].mask)
+    assert torch.equal(torch.cat([p.d for p in parts]), t)
+    assert torch.equal(torch.cat([p.raw_train for p in parts]), raw)
+    assert np.array_equal(np.concatenate([p.positions + p.start for p in parts]), at + 1000)
+    owner = [np.repeat(p.sequence, np.diff(np.append(p.starts, len(p.d)))) for p in parts]
+    assert np.array_equal(np.concatenate(owner), np.repeat(sequence, np.diff(np.append(starts, 100))))
+    assert block.head(100) is block
 
 
 def parts_of(seeds: list[int]) -> list[dict[str, State]]:
