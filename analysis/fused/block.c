@@ -45,6 +45,7 @@ struct tile {
     double mult[TILE + LANES] __attribute__((aligned(64)));
     double gap[TILE + LANES] __attribute__((aligned(64)));
     uint32_t bits[TILE + LANES] __attribute__((aligned(64)));
+    uint32_t bin[TILE + LANES] __attribute__((aligned(64)));
 };
 
 /* Where the next token stands. */
@@ -54,7 +55,7 @@ struct cursor {
 
 /* What is kept of all tokens of the block together. */
 struct whole {
-    ivec fine, zeros, negative_zeros;
+    ivec zeros, negative_zeros;
     vec train_low, train_high, rollout_low, rollout_high, largest;
     double p, p2, q, q2, cross;
     struct side train, rollout;
@@ -211,7 +212,7 @@ static void fill(const struct block *b, struct cursor *from, int64_t n, struct t
     }
 }
 
-/* What is said of log-probs that are not below 0: rare, so token by token. */
+/* Log-probs of one side that are not below 0, counted. */
 static void not_negative(const double *own, const double *other, int64_t n, struct side *side) {
     for (int64_t i = 0; i < n; i++) {
         side->positive += own[i] > 0;
@@ -220,20 +221,27 @@ static void not_negative(const double *own, const double *other, int64_t n, stru
     }
 }
 
-/* Every token by itself: its weight, its probabilities, its bin. */
-INLINE void each(const struct block *b, int64_t n, int mismatch, struct tile *tile, struct whole *all_) {
+/* What is said of log-probs that are not below 0: rare, so token by token. */
+static __attribute__((noinline)) void not_below_zero(const struct tile *tile, int64_t n, struct whole *all_) {
+    not_negative(tile->train, tile->rollout, n, &all_->train);
+    not_negative(tile->rollout, tile->train, n, &all_->rollout);
+    for (int64_t i = 0; i < n; i++) all_->both_zero += tile->train[i] == 0 && tile->rollout[i] == 0;
+}
+
+/* Every token by itself: its weight, its probabilities, its bin. 0 where one of them is not handled. */
+INLINE int each(const struct block *b, int64_t n, int mismatch, struct tile *tile, struct whole *all_) {
     static const ivec lanes = PLACES;
     vec p_sum = {0}, p2_sum = {0}, q_sum = {0}, q2_sum = {0}, cross_sum = {0};
     vec train_high = all(-DBL_MAX), rollout_high = all(-DBL_MAX);
     vec train_low = all_->train_low, rollout_low = all_->rollout_low, largest = all_->largest;
-    ivec fine = all_->fine, zeros = all_->zeros, negative_zeros = all_->negative_zeros;
+    ivec fine = (ivec){0} - 1, zeros = all_->zeros, negative_zeros = all_->negative_zeros;
     for (int64_t i = 0; i < n; i += LANES) {
         ivec live = lanes < n - i;
         vec t, r, w, e;
         memcpy(&t, tile->train + i, sizeof t);
         memcpy(&r, tile->rollout + i, sizeof r);
         vec d = t - r;
-        fine &= (magnitude(d) <= HOT) & (t <= LARGEST) & (r <= LARGEST);
+        fine &= magnitude(d) <= HOT;
         train_low = smaller(t, train_low), train_high = larger(t, train_high);
         rollout_low = smaller(r, rollout_low), rollout_high = larger(r, rollout_high);
         zeros += (d == 0.0) & live;
@@ -243,8 +251,7 @@ INLINE void each(const struct block *b, int64_t n, int mismatch, struct tile *ti
         memcpy(tile->e + i, &e, sizeof e);
         memcpy(tile->w + i, &w, sizeof w);
         uvec bin = half_bins(d);
-        int64_t some = n - i < LANES ? n - i : LANES;
-        for (int j = 0; j < some; j++) all_->bins[bin[j]]++;
+        memcpy(tile->bin + i, &bin, sizeof bin);
         if (mismatch) {
             vec mult = larger(w, 1.0 / w), q = probability(r);
             vec gap = magnitude(q * e); /* p - q = q (w - 1): exact where p is close to q */
@@ -256,7 +263,9 @@ INLINE void each(const struct block *b, int64_t n, int mismatch, struct tile *ti
             p_sum += p, p2_sum += p * p, q_sum += q, q2_sum += q * q, cross_sum += p * q;
         }
     }
-    all_->fine = fine, all_->zeros = zeros, all_->negative_zeros = negative_zeros;
+    /* Apart from the loop above: neighbours fall into the same bin, and what waits for them would hold everything up. */
+    for (int64_t i = 0; i < n; i++) all_->bins[tile->bin[i]]++;
+    all_->zeros = zeros, all_->negative_zeros = negative_zeros;
     all_->train_low = train_low, all_->rollout_low = rollout_low, all_->largest = largest;
     all_->train_high = larger(train_high, all_->train_high);
     all_->rollout_high = larger(rollout_high, all_->rollout_high);
@@ -264,12 +273,11 @@ INLINE void each(const struct block *b, int64_t n, int mismatch, struct tile *ti
         all_->p += total(p_sum), all_->p2 += total(p2_sum), all_->q += total(q_sum), all_->q2 += total(q2_sum);
         all_->cross += total(cross_sum);
     }
-    if (!b->checksum) return; /* masked-out tokens: nobody asks */
-    int train_zero = most(train_high) >= 0, rollout_zero = most(rollout_high) >= 0;
-    if (train_zero) not_negative(tile->train, tile->rollout, n, &all_->train);
-    if (rollout_zero) not_negative(tile->rollout, tile->train, n, &all_->rollout);
-    if (train_zero && rollout_zero)
-        for (int64_t i = 0; i < n; i++) all_->both_zero += tile->train[i] == 0 && tile->rollout[i] == 0;
+    double train_top = most(train_high), rollout_top = most(rollout_high);
+    if (b->checksum && (train_top >= 0 || rollout_top >= 0)) not_below_zero(tile, n, all_);
+    int handled = train_top <= LARGEST && rollout_top <= LARGEST;
+    for (int i = 0; i < LANES; i++) handled &= fine[i] != 0;
+    return handled;
 }
 
 /* Add tokens [first, last) of the tile to the sums of their piece: whole vectors of them. */
@@ -334,7 +342,7 @@ INLINE void add_one_by_one(const struct block *b, const struct tile *tile, int64
 INLINE int run(struct block *b, int mismatch) {
     struct tile tile;
     struct whole all_ = {
-        .fine = (ivec){0} - 1, .largest = all(-DBL_MAX),
+        .largest = all(-DBL_MAX),
         .train_low = all(DBL_MAX), .train_high = all(-DBL_MAX), .rollout_low = all(DBL_MAX), .rollout_high = all(-DBL_MAX),
     };
     struct cursor from = {0, 0};
@@ -350,9 +358,7 @@ INLINE int run(struct block *b, int mismatch) {
     for (int64_t start = 0; start < b->tokens; start += TILE) {
         int64_t n = b->tokens - start < TILE ? b->tokens - start : TILE;
         fill(b, &from, n, &tile);
-        each(b, n, mismatch, &tile, &all_);
-        for (int i = 0; i < LANES; i++)
-            if (!all_.fine[i]) return 1;
+        if (!each(b, n, mismatch, &tile, &all_)) return 1;
         if (b->keep_d) {
             memcpy(b->keep_train + start, tile.train, n * sizeof(double));
             memcpy(b->keep_rollout + start, tile.rollout, n * sizeof(double));
