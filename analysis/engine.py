@@ -19,7 +19,7 @@ from rollout_is.analysis.fused.library import kernel
 from rollout_is.analysis.ops import make_ops
 from rollout_is.analysis.partial import Partial
 from rollout_is.analysis.populations import Bounds
-from rollout_is.analysis.select import Picker
+from rollout_is.analysis.select import Masks, Picker
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.split import SLACK
 from rollout_is.analysis.sums import Workspace
@@ -62,6 +62,7 @@ class Engine:
         self.work = Workspace(self.ops, block)
         self.work2 = Workspace(self.ops, block) if grouped.needed(settings) else None
         self.picker = Picker()
+        self.masks = Masks()
         self.kernel, function = kernel() if settings.device == "cpu" else ("torch", None)
         self.fused = None if function is None else Fused(function, self.bounds)
         self.stores = (Store(), Store())  # masked-out, valid

@@ -14,6 +14,7 @@ from rollout_is.analysis.assemble import assemble
 from rollout_is.analysis.batch import Consumer
 from rollout_is.analysis.duplicates import DuplicateIndex, confirm
 from rollout_is.analysis.grouping import UNIT_GROUPINGS
+from rollout_is.analysis.heap import give_back
 from rollout_is.analysis.partial import Partial
 from rollout_is.analysis.places import describe_worst
 from rollout_is.analysis.plan import Paths, Plan, asked_for, plan_shards
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rollout_is.dumps.shard import OpenShard
 
 SMALL = 4 << 20  # positions below which more processes cost more than they save
+GIVE_BACK = 16  # units after which free memory is returned
 KEPT_UNITS = 1024  # units up to which each keeps all it has: some 100 MB
 MANY = 256  # tasks from which on they pay all the same: a shard costs some milliseconds however small it is
 
@@ -73,6 +75,8 @@ class Outcome:
         partial.checksums = (none, none, none)
         self.tails.take(partial)
         self.partials.append(partial)
+        if len(self.partials) % GIVE_BACK == 0:
+            give_back()
 
     def merge(self, other: Outcome) -> None:
         """Take in what another rank did."""

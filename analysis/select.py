@@ -44,6 +44,19 @@ class Picker:
         return out
 
 
+class Masks:
+    """Memory for the masks of a unit, used again for the next one: megabytes that come and go would leave holes everywhere."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Any] = {}
+
+    def take(self, name: str, n: int) -> Any:
+        """bool [n], holding anything."""
+        if name not in self._buffers or len(self._buffers[name]) < n:
+            self._buffers[name] = np.empty(n, dtype=bool)
+        return self._buffers[name][:n]
+
+
 class Stored:
     """The tokens of one population in one chunk.
 
@@ -91,8 +104,13 @@ def fold32(raw: Any) -> Any:
     return raw if raw.dtype == np.int32 else raw.astype(np.int32)
 
 
-def valid_of(mask: Tensor, info: ShardInfo, start: int, role: str = "mask") -> tuple[Any, dict[float, int]]:
+def valid_of(
+    mask: Tensor, info: ShardInfo, start: int, role: str = "mask", *, out: Any = None
+) -> tuple[Any, dict[float, int]]:
     """The mask of a block as bool [n], and the values in it other than 0 and 1 with their counts.
+
+    Args:
+        out: bool [n] memory for it.
 
     Raises:
         DumpError: a mask value is negative or not finite.
@@ -101,7 +119,7 @@ def valid_of(mask: Tensor, info: ShardInfo, start: int, role: str = "mask") -> t
 
     if mask.dtype == torch.bool:
         raw = mask.view(torch.uint8).numpy()
-        return raw != 0, _others(raw, int(raw.max())) if len(raw) else {}
+        return np.not_equal(raw, 0, out=out), _others(raw, int(raw.max())) if len(raw) else {}
     values = (
         bits_of(mask)
         if mask.dtype == torch.uint8
@@ -122,7 +140,7 @@ def valid_of(mask: Tensor, info: ShardInfo, start: int, role: str = "mask") -> t
             code="mask-value",
         )
     odd = high > 1 or (values.dtype.kind == "f" and bool(((values != 0) & (values != 1)).any()))
-    return values != 0, _others(values, high) if odd else {}
+    return np.not_equal(values, 0, out=out), _others(values, high) if odd else {}
 
 
 def _others(values: Any, high: Any) -> dict[float, int]:

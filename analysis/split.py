@@ -25,30 +25,37 @@ class Runs:
 
     Args:
         on: bool [n].
-        edges: int64 [e] ends of all runs, of set and of other positions, where they are known.
+        scratch: bool [n] memory that may be written, where the caller has some.
 
     >>> runs = Runs(np.array([0, 1, 1, 0, 1], bool))
     >>> runs.before(np.array([0, 2, 5])).tolist(), runs.inverse().before(np.array([0, 2, 5])).tolist()
     ([0, 1, 3], [0, 1, 2])
     """
 
-    def __init__(self, on: Any, edges: Ints | None = None) -> None:
-        self.on = on
+    def __init__(self, on: Any, scratch: Any = None) -> None:
         n = len(on)
-        if edges is None:
-            changes = np.flatnonzero(on[1:] != on[:-1])
-            edges = np.empty(len(changes) + 2, dtype=np.int64)
-            edges[0], edges[-1] = 0, n
-            np.add(changes, 1, out=edges[1:-1])
+        changes = np.not_equal(on[1:], on[:-1], out=None if scratch is None else scratch[: max(n - 1, 0)])
+        found = changes.nonzero()[0]
+        edges = np.empty(len(found) + 2, dtype=np.int64)
+        edges[0], edges[-1] = 0, n
+        np.add(found, 1, out=edges[1:-1])
+        self._inverse: Runs | None = None
+        self._cut(on, edges)
+
+    def _cut(self, on: Any, edges: Ints) -> None:
+        self.on = on
         self._edges = edges
-        first = 0 if n and on[0] else 1
+        first = 0 if len(on) and on[0] else 1
         self.starts, self.stops = edges[first:-1:2], edges[first + 1 :: 2]
         self._before = np.zeros(len(self.starts) + 1, dtype=np.int64)
         np.cumsum(self.stops - self.starts, out=self._before[1:])
 
-    def inverse(self) -> Runs:
-        """The other positions."""
-        return Runs(~self.on, self._edges)
+    def inverse(self, scratch: Any = None) -> Runs:
+        """The other positions; ``scratch`` takes them as bool [n]."""
+        out = object.__new__(Runs)
+        out._inverse = self
+        out._cut(np.logical_not(self.on, out=scratch), self._edges)
+        return out
 
     @cached_property
     def _running(self) -> Any:
@@ -62,6 +69,9 @@ class Runs:
 
     def before(self, at: Ints) -> Ints:
         """int64 [k]: set positions before each place."""
+        if self._inverse is not None:
+            others: Ints = at - self._inverse.before(at)
+            return others
         if self._running is not None:
             counted: Ints = self._running[at].astype(np.int64)
             return counted

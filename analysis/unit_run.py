@@ -166,7 +166,9 @@ class UnitRun:
     def _read_mask(self, edges: Ints) -> tuple[Runs, Runs]:
         """Where the masked-out and the valid tokens stand; and what the mask says of each segment and of the other masks."""
         unit, shard = self.unit, self.shard
-        valid, others = valid_of(shard.read("mask", unit.start, unit.stop), shard.info, unit.start)
+        memory, n = self.engine.masks, unit.stop - unit.start
+        stored = shard.read("mask", unit.start, unit.stop)
+        valid, others = valid_of(stored, shard.info, unit.start, out=memory.take("valid", n))
         for value, count in others.items():
             self.observed.mask_values[value] += count
         for role in self.other_masks:
@@ -179,8 +181,8 @@ class UnitRun:
             kept = np.repeat(~self.skipped, np.diff(edges))
             runs = Runs(~valid & kept), Runs(valid & kept)
         else:
-            on = Runs(valid)
-            runs = on.inverse(), on
+            on = Runs(valid, memory.take("scratch", n))
+            runs = on.inverse(memory.take("hidden", n)), on
         self.valid += np.diff(runs[VALID].before(edges))
         return runs
 

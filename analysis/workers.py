@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 
 from rollout_is.analysis.batch import Consumer, Ints, Unit
 from rollout_is.analysis.engine import Engine
+from rollout_is.analysis.heap import settled_heap
 from rollout_is.analysis.partial import Partial
 from rollout_is.analysis.settings import Settings
 from rollout_is.dumps.errors import RolloutIsError, WorkLostError
@@ -95,6 +95,14 @@ class Runner:
         if shard is not None:
             shard.__exit__(None, None, None)
 
+    def check(self) -> None:
+        """See to it that the open shard is still the file of the scan; raises DumpError when it is not."""
+        check = getattr(self._shard, "check", None)
+        if check is not None:
+            check()
+        else:
+            self.close()
+
     def _drop(self) -> None:
         shard, self._shard = self._shard, None
         self._number = -1
@@ -152,15 +160,15 @@ def _start(job: Job) -> None:
 
 def _run(task: Task) -> Done:
     assert _runner is not None
-    return _run_and_close(_runner, task)
+    return _run_and_check(_runner, task)
 
 
-def _run_and_close(runner: Runner, task: Task) -> Done:
+def _run_and_check(runner: Runner, task: Task) -> Done:
     # A process does not know its last task, so the check for a changed file is made after each.
     done = runner.run(task)
     if done.error is None:
         try:
-            runner.close()
+            runner.check()
         except RolloutIsError as error:
             return Done(task, error=error)
     return done
@@ -175,7 +183,8 @@ def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progr
         WorkLostError: a worker was killed (out of memory?).
     """
     import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from collections import deque
+    from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
     # fork shares the parent's torch instead of importing it again; never after CUDA has started, which needs spawn.
@@ -195,18 +204,15 @@ def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progr
     try:
         with one_thread(), settled_heap():
             # Largest first would balance better, but shards are cut into like-sized units already.
-            pending = {pool.submit(_run, task): task for task in tasks}
+            # A future holds its result: nothing but this queue may hold a future.
+            pending = deque((pool.submit(_run, task), task) for task in tasks)
             runner = Runner(job)
-            for future, task in reversed(list(pending.items())):
-                if not future.cancel():
-                    break  # all before it are taken too
-                del pending[future]
-                yield counted(_run_and_close(runner, task))
-                for ended in [other for other in pending if other.done()]:
-                    del pending[ended]
-                    yield counted(ended.result())
-        for future in as_completed(list(pending)):
-            yield counted(future.result())
+            while pending and pending[-1][0].cancel():
+                yield counted(_run_and_check(runner, pending.pop()[1]))
+                while pending and pending[0][0].done():
+                    yield counted(pending.popleft()[0].result())
+        while pending:
+            yield counted(pending.popleft()[0].result())
     except BrokenProcessPool as error:
         raise WorkLostError(
             f"one of {workers} worker processes",
@@ -234,22 +240,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def settled_heap() -> Iterator[None]:
-    """Keep the garbage collector off what is there already, modules above all: it would go through them again and again.
-
-    Processes that are forked meanwhile share those pages for good.
-    """
-    if gc.get_freeze_count():  # the caller's own choice
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def usable_cores() -> int:

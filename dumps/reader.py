@@ -80,6 +80,14 @@ class FileShard(ServedShard):
         if getattr(self, "_fd", -1) >= 0:
             self._close()
 
+    def check(self) -> None:
+        """Compare the file with the scan.
+
+        Raises:
+            DumpError: it changed.
+        """
+        self._check_unchanged()
+
     def _close(self) -> None:
         os.close(self._fd)
         self._fd = -1
