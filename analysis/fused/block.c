@@ -63,12 +63,12 @@ struct whole {
     uint32_t bins[BINS];
 };
 
-INLINE vec select_(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
-INLINE vec smaller(vec a, vec b) { return select_(a < b, a, b); }
-INLINE vec larger(vec a, vec b) { return select_(a > b, a, b); }
+INLINE vec either(ivec mask, vec yes, vec no) { return (vec)(((ivec)yes & mask) | ((ivec)no & ~mask)); }
+INLINE vec smaller(vec a, vec b) { return either(a < b, a, b); }
+INLINE vec larger(vec a, vec b) { return either(a > b, a, b); }
 INLINE vec magnitude(vec x) { return (vec)((ivec)x & INT64_MAX); }
 INLINE vec only(vec x, ivec live) { return (vec)((ivec)x & live); }
-INLINE vec all(double x) { return (vec){0} + x; }
+INLINE vec splat(double x) { return (vec){0} + x; }
 
 INLINE double total(vec x) {
     double sum[LANES];
@@ -102,7 +102,7 @@ INLINE void exponential(vec x, vec *w, vec *e) {
     const double shifter = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to a whole number and leaves that in the low bits */
     vec shifted = x * 0x1.71547652b82fep0 + shifter;
     vec k = shifted - shifter;
-    vec f = x - k * 0x1.62e42feep-1;/* the head of ln 2: its product with k is exact */
+    vec f = x - k * 0x1.62e42feep-1; /* the head of ln 2: its product with k is exact */
     f = f - k * 0x1.a39ef35793c76p-33;
     vec f2 = f * f, f4 = f2 * f2;
     vec a = f * (1.0 / 6) + 0.5;
@@ -123,8 +123,8 @@ INLINE void exponential(vec x, vec *w, vec *e) {
 
 INLINE vec probability(vec x) {
     vec w, e;
-    exponential(larger(x, all(SMALLEST)), &w, &e);
-    return select_(x < SMALLEST, all(0.0), w);
+    exponential(larger(x, splat(SMALLEST)), &w, &e);
+    return either(x < SMALLEST, splat(0.0), w);
 }
 
 /* The 12 leading bits of each value as a half, rounded to nearest even as a conversion does; beyond its range, infinity. */
@@ -222,19 +222,19 @@ static void not_negative(const double *own, const double *other, int64_t n, stru
 }
 
 /* What is said of log-probs that are not below 0: rare, so token by token. */
-static __attribute__((noinline)) void not_below_zero(const struct tile *tile, int64_t n, struct whole *all_) {
-    not_negative(tile->train, tile->rollout, n, &all_->train);
-    not_negative(tile->rollout, tile->train, n, &all_->rollout);
-    for (int64_t i = 0; i < n; i++) all_->both_zero += tile->train[i] == 0 && tile->rollout[i] == 0;
+static __attribute__((noinline)) void not_below_zero(const struct tile *tile, int64_t n, struct whole *whole) {
+    not_negative(tile->train, tile->rollout, n, &whole->train);
+    not_negative(tile->rollout, tile->train, n, &whole->rollout);
+    for (int64_t i = 0; i < n; i++) whole->both_zero += tile->train[i] == 0 && tile->rollout[i] == 0;
 }
 
 /* Every token by itself: its weight, its probabilities, its bin. 0 where one of them is not handled. */
-INLINE int each(const struct block *b, int64_t n, int mismatch, struct tile *tile, struct whole *all_) {
+INLINE int each(const struct block *b, int64_t n, int mismatch, struct tile *tile, struct whole *whole) {
     static const ivec lanes = PLACES;
     vec p_sum = {0}, p2_sum = {0}, q_sum = {0}, q2_sum = {0}, cross_sum = {0};
-    vec train_high = all(-DBL_MAX), rollout_high = all(-DBL_MAX);
-    vec train_low = all_->train_low, rollout_low = all_->rollout_low, largest = all_->largest;
-    ivec fine = (ivec){0} - 1, zeros = all_->zeros, negative_zeros = all_->negative_zeros;
+    vec train_high = splat(-DBL_MAX), rollout_high = splat(-DBL_MAX);
+    vec train_low = whole->train_low, rollout_low = whole->rollout_low, largest = whole->largest;
+    ivec fine = (ivec){0} - 1, zeros = whole->zeros, negative_zeros = whole->negative_zeros;
     for (int64_t i = 0; i < n; i += LANES) {
         ivec live = lanes < n - i;
         vec t, r, w, e;
@@ -264,17 +264,17 @@ INLINE int each(const struct block *b, int64_t n, int mismatch, struct tile *til
         }
     }
     /* Apart from the loop above: neighbours fall into the same bin, and what waits for them would hold everything up. */
-    for (int64_t i = 0; i < n; i++) all_->bins[tile->bin[i]]++;
-    all_->zeros = zeros, all_->negative_zeros = negative_zeros;
-    all_->train_low = train_low, all_->rollout_low = rollout_low, all_->largest = largest;
-    all_->train_high = larger(train_high, all_->train_high);
-    all_->rollout_high = larger(rollout_high, all_->rollout_high);
+    for (int64_t i = 0; i < n; i++) whole->bins[tile->bin[i]]++;
+    whole->zeros = zeros, whole->negative_zeros = negative_zeros;
+    whole->train_low = train_low, whole->rollout_low = rollout_low, whole->largest = largest;
+    whole->train_high = larger(train_high, whole->train_high);
+    whole->rollout_high = larger(rollout_high, whole->rollout_high);
     if (mismatch) {
-        all_->p += total(p_sum), all_->p2 += total(p2_sum), all_->q += total(q_sum), all_->q2 += total(q2_sum);
-        all_->cross += total(cross_sum);
+        whole->p += total(p_sum), whole->p2 += total(p2_sum), whole->q += total(q_sum), whole->q2 += total(q2_sum);
+        whole->cross += total(cross_sum);
     }
     double train_top = most(train_high), rollout_top = most(rollout_high);
-    if (b->checksum && (train_top >= 0 || rollout_top >= 0)) not_below_zero(tile, n, all_);
+    if (b->checksum && (train_top >= 0 || rollout_top >= 0)) not_below_zero(tile, n, whole);
     int handled = train_top <= LARGEST && rollout_top <= LARGEST;
     for (int i = 0; i < LANES; i++) handled &= fine[i] != 0;
     return handled;
@@ -283,7 +283,7 @@ INLINE int each(const struct block *b, int64_t n, int mismatch, struct tile *til
 /* Add tokens [first, last) of the tile to the sums of their piece: whole vectors of them. */
 INLINE int64_t add_vectors(const struct block *b, const struct tile *tile, int64_t first, int64_t last, int mismatch, double *value) {
     vec d_sum = {0}, abs_sum = {0}, d2_sum = {0}, train_sum = {0}, e_sum = {0}, e2_sum = {0}, w_sum = {0}, w2_sum = {0};
-    vec mult_sum = {0}, gap_sum = {0}, low = all(value[LOWEST]), high = all(value[HIGHEST]);
+    vec mult_sum = {0}, gap_sum = {0}, low = splat(value[LOWEST]), high = splat(value[HIGHEST]);
     ivec above = {0}, below = {0}, extreme = {0}, veto = {0}, identical = {0};
     int64_t i = first;
     for (; i + LANES <= last; i += LANES) {
@@ -341,9 +341,9 @@ INLINE void add_one_by_one(const struct block *b, const struct tile *tile, int64
 
 INLINE int run(struct block *b, int mismatch) {
     struct tile tile;
-    struct whole all_ = {
-        .largest = all(-DBL_MAX),
-        .train_low = all(DBL_MAX), .train_high = all(-DBL_MAX), .rollout_low = all(DBL_MAX), .rollout_high = all(-DBL_MAX),
+    struct whole whole = {
+        .largest = splat(-DBL_MAX),
+        .train_low = splat(DBL_MAX), .train_high = splat(-DBL_MAX), .rollout_low = splat(DBL_MAX), .rollout_high = splat(-DBL_MAX),
     };
     struct cursor from = {0, 0};
     for (int64_t skip = b->skip;; from.run++) { /* to the first token */
@@ -358,7 +358,7 @@ INLINE int run(struct block *b, int mismatch) {
     for (int64_t start = 0; start < b->tokens; start += TILE) {
         int64_t n = b->tokens - start < TILE ? b->tokens - start : TILE;
         fill(b, &from, n, &tile);
-        if (!each(b, n, mismatch, &tile, &all_)) return 1;
+        if (!each(b, n, mismatch, &tile, &whole)) return 1;
         if (b->keep_d) {
             memcpy(b->keep_train + start, tile.train, n * sizeof(double));
             memcpy(b->keep_rollout + start, tile.rollout, n * sizeof(double));
@@ -385,13 +385,13 @@ INLINE int run(struct block *b, int mismatch) {
             piece++;
         }
     }
-    for (int i = 0; i < BINS; i++) b->bins[i] += all_.bins[i];
-    b->zeros = (int64_t)count(all_.zeros), b->negative_zeros = (int64_t)count(all_.negative_zeros), b->lowest = lowest;
-    b->train_side = all_.train, b->rollout_side = all_.rollout, b->both_zero = all_.both_zero;
-    b->train_low = least(all_.train_low), b->train_high = most(all_.train_high);
-    b->rollout_low = least(all_.rollout_low), b->rollout_high = most(all_.rollout_high);
-    b->p = all_.p, b->p2 = all_.p2, b->q = all_.q, b->q2 = all_.q2, b->cross = all_.cross;
-    b->largest_difference = most(all_.largest);
+    for (int i = 0; i < BINS; i++) b->bins[i] += whole.bins[i];
+    b->zeros = (int64_t)count(whole.zeros), b->negative_zeros = (int64_t)count(whole.negative_zeros), b->lowest = lowest;
+    b->train_side = whole.train, b->rollout_side = whole.rollout, b->both_zero = whole.both_zero;
+    b->train_low = least(whole.train_low), b->train_high = most(whole.train_high);
+    b->rollout_low = least(whole.rollout_low), b->rollout_high = most(whole.rollout_high);
+    b->p = whole.p, b->p2 = whole.p2, b->q = whole.q, b->q2 = whole.q2, b->cross = whole.cross;
+    b->largest_difference = most(whole.largest);
     return 0;
 }
 
