@@ -121,9 +121,12 @@ class Pooled:
         self.q2 += qq
 
     def pilot(self, train: Floats, rollout: Floats) -> None:
-        """Set the shifts by some of the population's tokens, float64 [n] log-probs each."""
+        """Set the shifts by some of the population's tokens, float64 [n] log-probs each; finite ones, if there are any."""
+        finite = np.isfinite(train) & np.isfinite(rollout)
+        if not finite.any():
+            return
         with np.errstate(all="ignore"):
-            p, q = np.exp(train), np.exp(rollout)
+            p, q = np.exp(train[finite]), np.exp(rollout[finite])
             mean_p, mean_q = float(p.mean()), float(q.mean())
             wide = all(float((x * x).mean()) > 1.01 * mean * mean for x, mean in ((p, mean_p), (q, mean_q)))
         self.shift = (0.0, 0.0) if wide or not (math.isfinite(mean_p) and math.isfinite(mean_q)) else (mean_p, mean_q)

@@ -281,3 +281,21 @@ def test_the_operations_of_other_devices_agree_with_the_oracle(tmp_path: Path, d
         assert other is not None and (other.n, other.why) == (found.n, found.why), name
         if "fraction" in name:
             assert other.value == found.value, name
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("valid", [True, False])
+def test_one_bad_token_does_not_take_the_digits_of_the_correlation(bad: float, valid: bool) -> None:
+    """Probabilities within 1e-7 of 1: their correlation cancels unless taken about the mean, which no NaN may hide."""
+    rng = np.random.default_rng(0)
+    n, scale = 20000, 1e-7
+    r = -scale * (1 + rng.random(n))
+    t = r + 0.3 * scale * rng.normal(size=n)
+    mask = np.ones(n, dtype=bool)
+    r[3], mask[3] = bad, valid
+    got = Shard(torch.from_numpy(t), torch.from_numpy(r), torch.from_numpy(mask), [0, 5000, n]).summarize()
+    kept = np.isfinite(r)
+    p, q = (np.exp(x[kept].astype(np.longdouble)) for x in (t, r))
+    p, q = p - p.mean(), q - q.mean()
+    want = float((p * q).sum() / np.sqrt((p * p).sum() * (q * q).sum()))
+    assert value(got, "unmasked.mismatch.mismatch_prob_pearson") == pytest.approx(want, rel=1e-6)
