@@ -63,7 +63,8 @@ class MemoryShard(ServedShard):
             if self.info.positions == 0:
                 return torch.empty(0, dtype=torch.bool if role == "mask" else torch.float32)
             self._absent(role)
-        return self._tensors[self.info.columns[source]].detach().reshape(-1)
+        # A lazily negated tensor (torch._neg_view) holds other bits than its values.
+        return self._tensors[self.info.columns[source]].detach().resolve_neg().reshape(-1)
 
     def __enter__(self) -> Self:
         return self

@@ -299,3 +299,11 @@ def test_one_bad_token_does_not_take_the_digits_of_the_correlation(bad: float, v
     p, q = p - p.mean(), q - q.mean()
     want = float((p * q).sum() / np.sqrt((p * p).sum() * (q * q).sum()))
     assert value(got, "unmasked.mismatch.mismatch_prob_pearson") == pytest.approx(want, rel=1e-6)
+
+
+def test_a_lazily_negated_tensor_is_its_values() -> None:
+    one = randomly(np.random.default_rng(8))
+    plain = one.summarize()
+    one.train, one.rollout = torch._neg_view(-one.train), torch._neg_view(-one.rollout)
+    assert one.train.is_neg()
+    assert one.summarize().views == plain.views
