@@ -47,7 +47,11 @@ def interleaved(rows: Mapping[str, tuple[Callable[[], object], int]], repeat: in
 def child(code: str, *args: str) -> tuple[float, float, str]:
     """(wall seconds, processor seconds, stdout) of a fresh interpreter; one at a time, or the second is of all of them."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
+    # With compiled modules beside the sources, as an install has them: a shell may forbid writing them.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, check=True, env=environment
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     return time.perf_counter() - began, cpu, done.stdout
