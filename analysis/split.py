@@ -116,12 +116,10 @@ class Picks:
         if self.index is not None:
             return self.index[first:last]
         ends = np.cumsum(self.stops - self.starts)
-        runs = range(int(ends.searchsorted(first, side="right")), int(ends.searchsorted(last, side="left")) + 1)
-        parts = [np.arange(int(self.starts[i]), int(self.stops[i])) for i in runs if i < len(ends)]
-        if not parts:
-            return np.zeros(0, dtype=np.int64)
-        before = int(ends[runs[0]]) - len(parts[0])
-        return np.concatenate(parts)[first - before : last - before]
+        ranks = np.arange(first, last)
+        run = ends.searchsorted(ranks, side="right")
+        out: Ints = self.stops[run] - ends[run] + ranks
+        return out
 
     @cached_property
     def positions(self) -> Ints:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +21,11 @@ from rollout_is.analysis.settings import Settings
 from rollout_is.dumps.errors import RolloutIsError, WorkLostError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ProcessPoolExecutor
+
     from rollout_is.dumps.shard import OpenShard, ShardInfo
 
+AHEAD = 2  # tasks that a worker has been sent: the one it does and the next
 TASK_UNITS = 1  # units handed to a process at a time: fewer leave no process waiting at the end
 Opener = Callable[["ShardInfo"], "OpenShard"]
 Progress = Callable[[int, int], None]
@@ -73,7 +78,9 @@ class Runner:
         """Never raises for a bad shard: its error is the result."""
         try:
             if task.shard != self._number or self._shard is None:
-                self.close()
+                self._drop(
+                    forget=False
+                )  # the caller has closed or checked it: another shard's error is not this task's
                 self._shard = self.job.opener(self.job.shards[task.shard])
                 self._shard.__enter__()
                 if task.shard != self._number:  # a shard that was closed and opened again is the same, or an error
@@ -97,15 +104,18 @@ class Runner:
 
     def check(self) -> None:
         """See to it that the open shard is still the file of the scan; raises DumpError when it is not."""
-        check = getattr(self._shard, "check", None)
-        if check is not None:
+        check = getattr(self._shard, "check", self.close)
+        try:
             check()
-        else:
-            self.close()
+        except RolloutIsError:
+            self._drop()
+            raise
 
-    def _drop(self) -> None:
+    def _drop(self, *, forget: bool = True) -> None:
+        """Close the open shard without a look at the file; ``forget``: what was read of it too."""
         shard, self._shard = self._shard, None
-        self._number = -1
+        if forget:
+            self._number = -1
         if shard is not None:
             shard.__exit__(RolloutIsError, None, None)
 
@@ -155,7 +165,18 @@ def _start(job: Job) -> None:
     global _runner
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work; a worker has nothing to say
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _runner = Runner(job)
+
+
+def _end_with_parent() -> None:
+    """Whatever ends the parent ends its workers: they would read on for nobody, and hold its output open."""
+    import multiprocessing
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _run(task: Task) -> Done:
@@ -183,7 +204,6 @@ def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progr
         WorkLostError: a worker was killed (out of memory?).
     """
     import multiprocessing
-    from collections import deque
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
@@ -201,19 +221,31 @@ def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progr
         return result
 
     pool = ProcessPoolExecutor(workers - 1, mp_context=context, initializer=_start, initargs=(job,))
+    waiting = deque(tasks)
+    # A future holds its result: nothing but this queue may hold a future. None is ever cancelled: the executor cannot end then.
+    sent: deque[Future[Done]] = deque()
+
+    def send() -> None:
+        while waiting and len(sent) < AHEAD * (workers - 1):
+            sent.append(pool.submit(_run, waiting.popleft()))
+
     try:
         with one_thread(), settled_heap():
-            # Largest first would balance better, but shards are cut into like-sized units already.
-            # A future holds its result: nothing but this queue may hold a future.
-            pending = deque((pool.submit(_run, task), task) for task in tasks)
+            send()
             runner = Runner(job)
-            while pending and pending[-1][0].cancel():
-                yield counted(_run_and_check(runner, pending.pop()[1]))
-                while pending and pending[0][0].done():
-                    yield counted(pending.popleft()[0].result())
-        while pending:
-            yield counted(pending.popleft()[0].result())
+            while waiting:
+                yield counted(_run_and_check(runner, waiting.pop()))
+                while (ended := next((f for f in sent if f.done()), None)) is not None:
+                    sent.remove(ended)
+                    result = ended.result()
+                    del ended
+                    send()
+                    yield counted(result)
+                    del result
+        while sent:
+            yield counted(sent.popleft().result())
     except BrokenProcessPool as error:
+        _kill(pool)
         raise WorkLostError(
             f"one of {workers} worker processes",
             "expected it to end its work, but it was killed",
@@ -222,11 +254,16 @@ def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progr
             code="worker-killed",
         ) from error
     except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.kill()
+        _kill(pool)
         raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    pool.shutdown(wait=True)  # idle by now; an executor that is still ending when the interpreter does may speak up
+
+
+def _kill(pool: ProcessPoolExecutor) -> None:
+    """End the workers at once, whatever they do."""
+    for process in list((pool._processes or {}).values()):
+        process.kill()
+    pool.shutdown(wait=False)
 
 
 @contextmanager

@@ -87,7 +87,16 @@ def test_wheel_holds_the_kernel_and_says_for_which_platform(wheel: Path) -> None
     assert wheel.name.startswith("rollout_is-0.1.0-py3-none-") and "any" not in wheel.name
 
 
-@pytest.mark.parametrize("variables", [{"ROLLOUT_IS_BUILD_KERNEL": "0"}, {"CC": "false"}, {"CC": "no-such-compiler"}])
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"ROLLOUT_IS_BUILD_KERNEL": "0"},
+        {"ROLLOUT_IS_BUILD_KERNEL": "false"},
+        {"CC": "false"},
+        {"CC": "no-such-compiler"},
+        {"CC": "'"},
+    ],
+)
 def test_without_a_compiler_the_wheel_is_plain(sdist: Path, tmp_path: Path, variables: dict[str, str]) -> None:
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "in", filter="data")
@@ -95,6 +104,16 @@ def test_without_a_compiler_the_wheel_is_plain(sdist: Path, tmp_path: Path, vari
     plain = build(unpacked, "wheel", tmp_path / "out", **variables)
     assert "rollout_is/analysis/fused/_block.so" not in zipfile.ZipFile(plain).namelist()
     assert plain.name == "rollout_is-0.1.0-py3-none-any.whl"
+
+
+def test_a_wheel_leaves_nothing_among_the_sources(sdist: Path, tmp_path: Path) -> None:
+    """They may be on a medium that cannot be written to."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "in", filter="data")
+    (unpacked,) = (tmp_path / "in").iterdir()
+    before = sorted(unpacked.rglob("*"))
+    build(unpacked, "wheel", tmp_path / "out")
+    assert sorted(p for p in unpacked.rglob("*") if "__pycache__" not in p.parts) == before
 
 
 def test_wheel_imports_from_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:

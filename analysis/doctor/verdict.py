@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rollout_is.analysis.batch import Unit
 from rollout_is.analysis.doctor.state import S, State, merged
@@ -28,7 +28,7 @@ class Scene:
         self.parts = list(parts)
         self.ranks = sorted({info.rank for _, info, _ in self.parts if info.rank is not None})
         self.steps = sorted({info.step for _, info, _ in self.parts if info.step is not None})
-        self._sums: dict[tuple[str, str, tuple[int, ...]], dict[int | None, State]] = {}
+        self._sums: dict[tuple[str, str, tuple[int, ...]], Any] = {}  # the kind is in the key
 
     def _by(self, kind: type[S], what: str, ranks: tuple[int, ...] = ()) -> dict[int | None, S]:
         """The sums of each rank or each step, perhaps over some ranks only."""
@@ -43,8 +43,8 @@ class Scene:
                     if label not in sums:
                         sums[label] = kind()
                     sums[label].merge(part)
-            self._sums[key] = dict(sums)
-        return {label: part for label, part in self._sums[key].items() if isinstance(part, kind)}
+            self._sums[key] = sums
+        return cast("dict[int | None, S]", self._sums[key])
 
     def pooled(self, kind: type[S], ranks: Sequence[int] = (), steps: Sequence[int] = ()) -> S:
         """The sums of all units, or of those of some ranks and steps."""

@@ -7,6 +7,7 @@ another device, or with ROLLOUT_IS_KERNEL=numpy, everything is computed without 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 from contextlib import contextmanager
 from functools import cache
@@ -95,6 +96,14 @@ def common(of_ranks: list[str]) -> str:
     return min(of_ranks, key=ORDER.index)
 
 
+def _sources() -> bytes:
+    """Digest of the C files beside this one, which an install carries too; as hatch_build.py takes it."""
+    digest = hashlib.sha256()
+    for name in ("block.c", "block.h", "level.c"):
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    return digest.hexdigest().encode()
+
+
 @contextmanager
 def only(name: str) -> Iterator[None]:
     """That kernel and no other while it lasts, in this process and in its workers."""
@@ -114,8 +123,9 @@ def _load(path: Path) -> list[tuple[str, Callable[[Any], int] | None]]:
     found: list[tuple[str, Callable[[Any], int] | None]] = [("numpy", None)]
     try:
         library = ctypes.CDLL(str(path))
-        # A library of another version of the sources would read the structure wrongly.
-        if library.rollout_is_layout() != ctypes.sizeof(Block):
+        # A library of other sources would read the structure wrongly, or put sums where others are looked for.
+        library.rollout_is_sources.restype = ctypes.c_char_p
+        if library.rollout_is_layout() != ctypes.sizeof(Block) or library.rollout_is_sources() != _sources():
             return found
         best = library.rollout_is_level()
         for name in ORDER[1 : best + 1]:

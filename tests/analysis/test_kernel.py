@@ -163,6 +163,15 @@ def test_tokens_of_many_runs_and_pieces(fused: Fused) -> None:
         assert np.array_equal(done[1].astype(np.int32), want)
 
 
+@pytest.mark.parametrize("density", [0.05, 0.5, 0.98])
+def test_a_few_positions_by_rank(density: float) -> None:
+    on = np.random.default_rng(4).random(500) < density
+    on[:3] = on[-2:] = True
+    picks = Runs(on).pick(1, 499)
+    for first, last in ((0, 0), (0, 1), (1, picks.count), (picks.count // 2, picks.count // 2 + 7), (0, picks.count)):
+        assert np.array_equal(picks.some(first, min(last, picks.count)), picks.positions[first:last])
+
+
 def test_kernels_agree_to_the_last_digits(tmp_path: Path, each_kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     path = write_dump(tmp_path, [randomly(rng, segments=40, length=300, tail=5) for _ in range(3)], ranks=3)
@@ -206,12 +215,19 @@ def test_no_library_and_a_foreign_one_mean_numpy(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler on PATH")
-def test_a_library_of_another_version_means_numpy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [1, ctypes.sizeof(library.Block)])
+def test_a_library_of_another_version_means_numpy(tmp_path: Path, layout: int) -> None:
+    """Rows in another order need no other size: what counts is that it was made from these sources."""
     source = tmp_path / "other.c"
-    source.write_text("int rollout_is_layout(void) { return 1; }")
+    levels = "".join(
+        f"int rollout_is_block_{name.removeprefix('fused-')}(void *b) {{ return 0; }}\n" for name in library.ORDER[1:]
+    )
+    source.write_text(
+        f"int rollout_is_layout(void) {{ return {layout}; }}\n{levels}"
+        'int rollout_is_level(void) { return 1; }\nconst char *rollout_is_sources(void) { return "of another day"; }\n'
+    )
     subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "other.so")], check=True)
     assert [name for name, _ in library._load(tmp_path / "other.so")] == ["numpy"]
-    assert ctypes.sizeof(library.Block) != 1
 
 
 def test_ranks_take_the_slowest_of_their_kernels() -> None:
