@@ -37,8 +37,8 @@ def compile_kernel(root: Path, library: Path) -> bool:
         return False
     sources = root / SOURCES
     digest = hashlib.sha256()
-    for name in ("block.c", "block.h", "level.c"):
-        digest.update((sources / name).read_bytes())
+    for path in sorted(sources.glob("*.[ch]")):
+        digest.update(path.read_bytes())
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
@@ -50,8 +50,9 @@ def compile_kernel(root: Path, library: Path) -> bool:
 
         try:
             for level, flags in LEVELS.items() if x86 else [("plain", [])]:
-                name = f"-DBLOCK=rollout_is_block_{level}"
-                run(*FLAGS, *flags, name, "-c", str(sources / "block.c"), "-o", str(out / f"{level}.o"))
+                for part in ("block", "sequences"):
+                    name = f"-D{part.upper()}=rollout_is_{part}_{level}"
+                    run(*FLAGS, *flags, name, "-c", str(sources / f"{part}.c"), "-o", str(out / f"{part}_{level}.o"))
             said = f'-DSOURCES="{digest.hexdigest()}"'
             run(*FLAGS, said, "-c", str(sources / "level.c"), "-o", str(out / "level.o"))
             run("-shared", *sorted(str(path) for path in out.glob("*.o")), "-o", str(out / LIBRARY.name))

@@ -163,7 +163,7 @@ def _join_fragments(rows: list[Row], settings: Settings) -> list[Row]:
         shift = own[0].shift
         with np.errstate(all="ignore"):
             sequence = sequence_row(
-                table, facts, scaled, bounds_of(settings), math.expm1(shift), settings.only != "weights"
+                table, facts, scaled, bounds_of(settings), math.expm1(shift), settings.only != "weights", 1
             )  # fmt: skip
             out.append(Row(None, sequence, clusters=token_clusters(table, facts, shift)))
     return out

@@ -23,14 +23,15 @@ class Columns:
         self._parts: list[Floats] = []
         self.count = 0
 
-    def next(self, k: int) -> Floats:
-        """float64 [ROWS, k] columns to be filled; rows that not every block writes are 0."""
+    def next(self, k: int, *, zeroed: bool = True) -> Floats:
+        """float64 [ROWS, k] columns to be filled; ``zeroed``: rows that not every block writes are 0."""
         first, self.count = self.count, self.count + k
         if self._memory is None:
             self._parts.append(np.zeros((ROWS, k)))
             return self._parts[-1]
         piece: Floats = self._memory[:, first : self.count]
-        piece[FIRST_ZEROED:] = 0.0
+        if zeroed:
+            piece[FIRST_ZEROED:] = 0.0
         return piece
 
     def undo(self, k: int) -> None:
@@ -82,7 +83,7 @@ def fold(sequence: Ints, piece: Floats) -> tuple[Ints, Floats]:
             piece[:, target] += piece[:, source]
             piece[LOWEST, target] = min(low, piece[LOWEST, source])
             piece[HIGHEST, target] = max(high, piece[HIGHEST, source])
-        return sequence[keep], piece[:, keep]
+        return sequence[keep], piece.compress(keep, axis=1)  # piece[:, keep] would lie sequence by sequence
     out = np.add.reduceat(piece, cuts, axis=1)
     out[LOWEST] = np.minimum.reduceat(piece[LOWEST], cuts)
     out[HIGHEST] = np.maximum.reduceat(piece[HIGHEST], cuts)

@@ -15,8 +15,10 @@ from rollout_is.analysis import grouped, units
 from rollout_is.analysis.batch import Consumer, Ints, Unit
 from rollout_is.analysis.columns import Store
 from rollout_is.analysis.fused.call import Fused
+from rollout_is.analysis.fused.figures import Figures
 from rollout_is.analysis.fused.library import kernel
 from rollout_is.analysis.ops import make_ops
+from rollout_is.analysis.pareto import LARGEST
 from rollout_is.analysis.partial import Partial
 from rollout_is.analysis.populations import Bounds
 from rollout_is.analysis.select import Masks, Picker
@@ -47,15 +49,21 @@ class Engine:
         settings: what to compute.
         consumers: extra statistics that see every block.
         skip: segments to leave out by (shard, segment): the second pass without duplicates.
+        tail: how many of the largest sequence weights of a unit to keep: see ``pareto.capacity``.
     """
 
     def __init__(
-        self, settings: Settings, consumers: Sequence[Consumer] = (), skip: frozenset[tuple[int, int]] = frozenset()
+        self,
+        settings: Settings,
+        consumers: Sequence[Consumer] = (),
+        skip: frozenset[tuple[int, int]] = frozenset(),
+        tail: int = LARGEST,
     ) -> None:
         self.settings = settings
         self.bounds = bounds_of(settings)
         self.consumers = consumers
         self.skip = skip
+        self.tail = tail
         self.mismatch = settings.only != "weights"
         block = units.BLOCK_TOKENS + units.BLOCK_TOKENS // SLACK
         self.ops = make_ops(settings.device, block)
@@ -63,8 +71,9 @@ class Engine:
         self.work2 = Workspace(self.ops, block) if grouped.needed(settings) else None
         self.picker = Picker()
         self.masks = Masks()
-        self.kernel, function = kernel() if settings.device == "cpu" else ("torch", None)
-        self.fused = None if function is None else Fused(function, self.bounds)
+        self.kernel, compiled = kernel() if settings.device == "cpu" else ("torch", None)
+        self.fused = None if compiled is None else Fused(compiled.block, self.bounds)
+        self.figures = None if compiled is None else Figures(compiled.sequences, self.bounds, self.mismatch, tail)
         self.stores = (Store(), Store())  # masked-out, valid
 
     def run(self, shard: OpenShard, unit: Unit, offsets: Ints) -> Partial:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rollout_is.analysis import weights
 from rollout_is.analysis.clusters import ClusterRow, GroupTable, rows_of_groups, standard_error
 from rollout_is.analysis.histogram import merge
-from rollout_is.analysis.pareto import TopLogWeights, tail_length
+from rollout_is.analysis.pareto import TopLogWeights, capacity, tail_length
 from rollout_is.analysis.rows import SEQUENCE_ERRORS, TOKEN_ERRORS, Row, SequenceRow, TokenRow
 from rollout_is.analysis.summary import Statistic
 from rollout_is.analysis.weights import WeightRow
@@ -200,9 +200,7 @@ class Pool:
         if any(s.dropped for s in self.seqs):
             return missing("non-finite", n)
         states = [s.pareto for s in self.seqs if s.pareto is not None]
-        top = TopLogWeights(
-            max((s.capacity for s in [*states, *([] if self.tail is None else [self.tail])]), default=16)
-        )
+        top = TopLogWeights(capacity(n))
         if self.tail is not None:
             top.merge(self.tail)
         for state in states if self.tail is None else [s.pareto for s in self.joined if s.pareto is not None]:

@@ -193,7 +193,9 @@ class Groups:
                 own = facts(halves, slice(None))
                 return Row(token, None, FragmentSums((unit.id.shard, unit.first), spread, own, scaled, self.shift))
             own, shift = facts(halves, at), math.expm1(self.shift)
-            return Row(token, sequence_row(spread.take(at), own, scaled, engine.bounds, shift, engine.mismatch))
+            return Row(
+                token, sequence_row(spread.take(at), own, scaled, engine.bounds, shift, engine.mismatch, engine.tail)
+            )
 
         if not whole:
             count = int(table.sums[0].sum())

@@ -14,6 +14,7 @@ from rollout_is.analysis.batch import Floats, Ints
 from rollout_is.analysis.ops import HALF_BINS
 
 WIDE_SHIFT = 17  # float32 bits kept: sign, 8 exponent, 6 mantissa
+WIDE_BINS = 1 << (32 - WIDE_SHIFT)
 _EMPTY = np.zeros(0, dtype=np.int64)
 # Keys of one merged axis: wide bins are moved above the half bins so that one sorted integer array holds both.
 _WIDE_BASE = HALF_BINS
@@ -76,18 +77,31 @@ class Histogram:
         if len(values) < 4096:
             unique, counts = np.unique(bits, return_counts=True)
         else:  # counting beats sorting
-            dense = np.bincount(bits, minlength=1 << (32 - WIDE_SHIFT))
+            dense = np.bincount(bits, minlength=WIDE_BINS)
             unique = np.flatnonzero(dense)
             counts = dense[unique]
         own = Histogram(unique.astype(np.int64) + _WIDE_BASE, counts.astype(np.int64))
         zeros = int(np.count_nonzero(values == 0))
-        return own._with_zeros_apart(values, zeros) if zeros else own
+        negative = int(np.count_nonzero(np.signbit(values) & (values == 0))) if zeros else 0
+        return own._with_zeros_apart(zeros, negative)
 
-    def _with_zeros_apart(self, values: Floats, zeros: int) -> Histogram:
+    @staticmethod
+    def of_wide_bins(bins: Ints, zeros: int, negative_zeros: int) -> Histogram:
+        """From dense counts at the wide resolution.
+
+        Args:
+            bins: int64 [WIDE_BINS] by the leading bits of the float32.
+            zeros: exact zeros in all, ``negative_zeros`` of them with the sign bit.
+        """
+        keys = np.flatnonzero(bins)
+        return Histogram(keys + _WIDE_BASE, bins[keys])._with_zeros_apart(zeros, negative_zeros)
+
+    def _with_zeros_apart(self, zeros: int, negative: int) -> Histogram:
         """Exact zeros out of the wide bins of +0 and -0, which tiny values share."""
-        negative = int(np.count_nonzero(np.signbit(values) & (values == 0)))
+        if not zeros:
+            return self
         counts = self.counts.copy()
-        for key, count in ((_WIDE_BASE, zeros - negative), (_WIDE_BASE + (1 << (31 - WIDE_SHIFT)), negative)):
+        for key, count in ((_WIDE_BASE, zeros - negative), (_WIDE_BASE + WIDE_BINS // 2, negative)):
             if count:
                 counts[np.searchsorted(self.keys, key)] -= count
         left = counts > 0

@@ -18,6 +18,8 @@ from rollout_is.analysis.summary import Statistic
 Floats = NDArray[np.float64]
 
 SAME = 1e-12  # log-weights nearer than this, in shares of the larger of 1 and their size, are the same but for rounding
+LARGEST = 65536  # values that a state of a whole dump keeps at most: 3 sqrt(n) of 477 million sequences
+SAMPLED = 16  # of many values, one in so many tells where the largest begin
 SMALLEST_TAIL = 5  # below that the fit says nothing: 21 sequences are the fewest that have a k-hat
 
 
@@ -28,6 +30,15 @@ def tail_length(n: int) -> int:
     (20, 300, 2)
     """
     return math.ceil(min(0.2 * n, 3.0 * math.sqrt(n)))
+
+
+def capacity(n: int) -> int:
+    """How many of the largest of up to ``n`` weights are to be kept for their k-hat, or for that of some of them.
+
+    >>> capacity(10_000), capacity(10**12)
+    (301, 65536)
+    """
+    return min(tail_length(n) + 1, LARGEST)
 
 
 def reliable_below(n: int) -> float:
@@ -75,7 +86,10 @@ class TopLogWeights:
         values = np.asarray(log_weights, dtype=np.float64).ravel()
         bad = np.isnan(values) | (values == np.inf)
         self.nonfinite += int(bad.sum())
-        values = values[~bad]
+        self.update_finite(values[~bad])
+
+    def update_finite(self, values: Floats) -> None:
+        """The same of log-weights, float64 [n], that are known to be neither NaN nor +inf."""
         if values.size:
             self.smallest = min(self.smallest, float(values.min()))
         self.n += values.size
@@ -98,11 +112,20 @@ class TopLogWeights:
             values = np.partition(values, values.size - enough)[values.size - enough :]
         return pareto_k(values, self.n, smallest=self.smallest)
 
+    def _above_sampled(self, values: Floats) -> Floats:
+        """Those above a value that half more than are kept most likely are above; all of them where that was wrong."""
+        sample = values[::SAMPLED]
+        at = sample.size - 3 * self.capacity // (2 * SAMPLED) - 1
+        above = values[values >= np.partition(sample, at)[at]] if at > 0 else values
+        return above if above.size >= self.capacity else values
+
     def _keep(self, values: Floats) -> None:
         if self._full:  # the first of those kept is then the smallest of them
             values = values[values > self._values[0]]
         if not values.size:
             return
+        if values.size > 4 * self.capacity:
+            values = self._above_sampled(values)
         both = np.concatenate([self._values, values])
         if both.size > self.capacity:  # select before sorting: a unit may hold a million sequences
             both = np.partition(both, both.size - self.capacity)[both.size - self.capacity :]

@@ -21,6 +21,7 @@ COLUMNS = 17
 # A piece has three more until it is folded: its tokens beyond the nearest bound, and the extremes of d.
 TAIL, LOWEST, HIGHEST, ROWS = 17, 18, 19, 20
 FIRST_ZEROED = T  # from it on, rows that not every block writes
+COLD = 1e-2  # a piece with a mean weight below this is summed without the 1 + (w - 1) detour, which would cancel
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,9 @@ class Table:
         return Table(self.sequence.copy(), self.sums.copy(), self.low.copy(), self.high.copy())
 
     def take(self, keep: Any) -> Table:
-        return Table(self.sequence[keep], self.sums[:, keep], self.low[keep], self.high[keep])
+        """Of some of the sequences: bool [s] or int64 [k]."""
+        keep = np.flatnonzero(keep) if keep.dtype == bool else keep
+        return Table(self.sequence[keep], self.sums.take(keep, axis=1), self.low[keep], self.high[keep])
 
 
 def _widen(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:

@@ -26,7 +26,6 @@ TOKEN_ERRORS = (
 SEQUENCE_ERRORS = (
     "x", "product", "geometric", "train_nll", "rollout_nll", "train_ppl", "rollout_ppl", "ppl_diff", "ppl_abs_diff", "ppl_ratio",
 )  # fmt: skip
-PARETO_CAPACITY = 65536  # 3 sqrt(V) of 477 million sequences
 
 
 @dataclass(frozen=True)
@@ -143,12 +142,20 @@ class Population:
 
 def token_row(population: Population, table: Table, facts: SequenceFacts, *, clustered: bool) -> TokenRow:
     """Pool a unit's table over its tokens. ``table`` joins the members' tables."""
-    members = population.members
-    totals = table.sums.sum(axis=1).tolist()
-    total = {name: totals[column] for name, column in _SUMMED.items()}
-    n = int(totals[sums.N])
     low = float(table.low.min()) if table.low.size else math.inf
     high = float(table.high.max()) if table.high.size else -math.inf
+    shift = population.members[0].shift if population.members else 0.0
+    own = token_clusters(table, facts, shift) if clustered else None
+    return pooled_row(population, table.sums.sum(axis=1).tolist(), low, high, own)
+
+
+def pooled_row(
+    population: Population, totals: Sequence[float], low: float, high: float, own: ClusterRow | GroupTable | None
+) -> TokenRow:
+    """From the sums of a table's rows and the extremes of d (+inf, -inf where there is no token)."""
+    members = population.members
+    total = {name: totals[column] for name, column in _SUMMED.items()}
+    n = int(totals[sums.N])
     shift, e_shift = (members[0].shift, members[0].e_shift) if members else (0.0, 0.0)
     _, scale, first, second = population.scaled.arrays()
     parts = [(0.0, total["w"], total["w2"])] if total["w"] > 0 else []
@@ -202,7 +209,7 @@ def token_row(population: Population, table: Table, facts: SequenceFacts, *, clu
         scaled_k3=_scaled_parts([m.scaled_k3 for m in members]),
         scaled_mult=_scaled_parts([m.scaled_abs for m in members]),
         pooled=tuple((m.n, m.pooled) for m in members if m.n and m.mismatch),
-        clusters=token_clusters(table, facts, shift) if clustered else None,
+        clusters=own,
     )
 
 
@@ -233,7 +240,7 @@ def _scaled_parts(states: list[Scaled]) -> tuple[tuple[float, float], ...]:
 def token_clusters(table: Table, facts: SequenceFacts, shift: float) -> ClusterRow | GroupTable:
     """Residual sums of the token means over the sequences of a table (or over their groups)."""
     has = table.sums[sums.N] > 0
-    t = table.sums if has.all() else table.sums[:, has]
+    t = table.sums if has.all() else table.sums.compress(has, axis=1)
     n = t[sums.N]
     d2 = t[sums.D2] + 2.0 * shift * (t[sums.D] - n * shift) + n * shift * shift
     return _cluster([t[sums.D], d2, *(t[c] for c in _ERROR_COLUMNS)], n, facts, has)
@@ -257,6 +264,7 @@ def sequence_row(
     bounds: Bounds,
     e_shift: float,
     mismatch: bool,
+    tail: int,
 ) -> SequenceRow:
     """The per-sequence figures of finished sequences.
 
@@ -264,6 +272,7 @@ def sequence_row(
         table: its columns are the sequences with at least one valid token (``sequence`` ascending).
         facts: aligned with the table.
         scaled: weights kept as logarithms, by sequence number.
+        tail: how many of the largest product weights to keep.
     """
     n = table.sums[sums.N]
     veto = table.sums[sums.VETO] > 0
@@ -285,7 +294,7 @@ def sequence_row(
     x = 1.0 + x_minus_1
     top = None
     if len(product):
-        top = TopLogWeights(PARETO_CAPACITY)
+        top = TopLogWeights(tail)
         top.update(product)
     nll, rollout_nll = -t / n, (d - t) / n
     drift = -geometric  # mean r - mean t

@@ -17,6 +17,7 @@ from rollout_is.analysis.columns import Columns, fold
 from rollout_is.analysis.ops import HALF_BINS, Ops
 from rollout_is.analysis.populations import (
     ABS,
+    COLD,
     COLUMNS,
     D2,
     DP,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from rollout_is.analysis.fused.library import Block
 
 HOT = 300.0  # |d| above this: exp(d) and its square are kept as a logarithm
-COLD = 1e-2  # a piece with a mean weight below this is summed without the 1 + (w - 1) detour, which would cancel
 LOG_COLD = math.log(COLD)
 FAINT = -7.0  # a block with d below this takes p = exp(t) itself: q + q expm1(d) would cancel
 PLAIN_LARGEST = 1e-4  # largest |d| below which weights without k3 take expm1 too
@@ -119,7 +119,6 @@ class Sums:
         self._scaled = Scaled()
         self._scaled_abs = Scaled()
         self._scaled_k3 = Scaled()
-        self._cold: list[tuple[Ints, Floats, Floats]] = []  # pieces summed again: sum of w, of w^2
         self._tail: list[Floats] = []  # d beyond the nearest bound, piece after piece
         self._pending = 0
         self._counted = 0  # pieces whose tail has been counted
@@ -135,7 +134,6 @@ class Sums:
         """
         ops = work.ops
         train, d, e, first, second = (x[:v] for x in (work.train, work.d, work.e, work.first, work.second))
-        before = self._columns.count
         piece = self._columns.next(len(starts))
         self._sequence.append(sequence)
         self.tokens += v
@@ -179,8 +177,9 @@ class Sums:
                     ops.put(magnitude, hot, 0.0)  # kept as logarithms
                 ops.segment_sum(magnitude, starts, piece[MULT])
         self._weights(ops, e, scratch, starts, sequence, piece, hot, hot_d)
+        self._complete(piece)
         if bottom < LOG_COLD:
-            self._resum_cold(ops, piece, d, sequence, before)
+            self._resum_cold(ops, piece, d, sequence)
         if self.mismatch:
             if exact:
                 ops.exp(magnitude, magnitude)
@@ -189,21 +188,16 @@ class Sums:
 
     def open(self, k: int) -> Floats:
         """float64 [ROWS, k] columns for the pieces of a block that is summed elsewhere: to be closed, or forgotten."""
-        return self._columns.next(k)
+        return self._columns.next(k, zeroed=False)
 
     def forget(self, k: int) -> None:
         """The block could not be summed there."""
         self._columns.undo(k)
 
-    def close(self, given: Block, piece: Floats, sequence: Ints) -> None:
+    def close(self, given: Block, sequence: Ints) -> None:
         """The block was summed: every row of its columns is filled, and it says ``given`` of its tokens as a whole."""
         self._sequence.append(sequence)
         self.tokens += given.tokens
-        if given.lowest < LOG_COLD:
-            counts = piece[N]
-            cold = np.flatnonzero((1.0 + self.e_shift) * counts + piece[E] < COLD * counts)
-            at = cold + self._columns.count - len(sequence)
-            self._cold.append((at, piece[W, cold], piece[W2, cold]))
         self.whole.zeros += given.zeros
         self.whole.negative_zeros += given.negative_zeros
         if self.mismatch:
@@ -307,7 +301,24 @@ class Sums:
             self._scaled_k3.add(sequence[up], d[up], one[up], one[up])
             self._scaled_abs.add(sequence, np.abs(d), one, one)
 
-    def _resum_cold(self, ops: Ops, piece: Floats, d: Any, sequence: Ints, before: int) -> None:
+    def _complete(self, piece: Floats) -> None:
+        """What follows from sums of w - 1, which keep the digits of weights near 1: the sums of w, of w^2 and of k3."""
+        counts, e, one = piece[N], piece[E], 1.0 + self.e_shift
+        np.multiply(counts, one, out=piece[W])
+        piece[W] += e
+        np.multiply(counts, one * one, out=piece[W2])
+        piece[W2] += 2.0 * one * e
+        piece[W2] += piece[E2]
+        if self.mismatch:
+            # k3 = sum of e - d: the two sums carry 1e-16 of the larger, and e is exact where d is small.
+            k3 = piece[K3]
+            k3 += e
+            k3 -= piece[D]
+            if self.e_shift:
+                k3 += counts * self.e_shift
+            np.maximum(k3, 0.0, out=k3)
+
+    def _resum_cold(self, ops: Ops, piece: Floats, d: Any, sequence: Ints) -> None:
         counts = piece[N]
         cold = (1.0 + self.e_shift) * counts + piece[E] < COLD * counts
         if not cold.any():
@@ -324,8 +335,7 @@ class Sums:
         first = np.add.reduceat(weight, inner)
         second = np.add.reduceat(weight * weight, inner)
         deep = scale != 0.0
-        at = np.flatnonzero(cold) + before
-        self._cold.append((at, np.where(deep, 0.0, first), np.where(deep, 0.0, second)))
+        piece[W, cold], piece[W2, cold] = np.where(deep, 0.0, first), np.where(deep, 0.0, second)
         self._scaled.add(sequence[cold][deep], scale[deep], first[deep], second[deep])
 
     def _probabilities(
@@ -363,23 +373,6 @@ class Sums:
             return Table.empty()
         self._count_tail()
         piece = self._columns.since(0)
-        counts, e = piece[N], piece[E]
-        one = 1.0 + self.e_shift
-        np.multiply(counts, one, out=piece[W])
-        piece[W] += e
-        np.multiply(counts, one * one, out=piece[W2])
-        piece[W2] += 2.0 * one * e
-        piece[W2] += piece[E2]
-        for at, first, second in self._cold:
-            piece[W, at], piece[W2, at] = first, second
-        if self.mismatch:
-            # k3 = sum of e - d: the two sums carry 1e-16 of the larger, and e is exact where d is small.
-            k3 = piece[K3]
-            k3 += e
-            k3 -= piece[D]
-            if self.e_shift:
-                k3 += counts * self.e_shift
-            np.maximum(k3, 0.0, out=k3)
         sequence = self._sequence[0] if len(self._sequence) == 1 else np.concatenate(self._sequence)
         sequence, piece = fold(sequence, piece)
         return Table(sequence, piece[:COLUMNS], piece[LOWEST], piece[HIGHEST])

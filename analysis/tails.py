@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rollout_is.analysis.histogram import Histogram, merge
-from rollout_is.analysis.pareto import TopLogWeights
+from rollout_is.analysis.pareto import LARGEST, TopLogWeights
 from rollout_is.analysis.partial import Partial
-from rollout_is.analysis.rows import PARETO_CAPACITY, Row
+from rollout_is.analysis.rows import Row
 
 KEPT_IN_ROWS = 4097  # enough for the k-hat of any group of up to 1.8 million sequences
 
@@ -24,7 +24,7 @@ class Folded:
     """
 
     def __init__(self) -> None:
-        self.tail = TopLogWeights(PARETO_CAPACITY)
+        self.tail = TopLogWeights(LARGEST)
         self.token = self.product = self.geometric = Histogram.empty()
 
     def merge(self, other: Folded) -> None:

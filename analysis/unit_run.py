@@ -394,7 +394,11 @@ class UnitRun:
 
     def _row(self, population: Population, table: Table, facts: SequenceFacts, has: Any) -> Row:
         """``has``: which segments are sequences of this population."""
-        unit = self.unit
+        unit, figures = self.unit, self.engine.figures
+        if figures is not None and not unit.fragment:
+            row = figures.row(population, table, facts)
+            if row is not None:
+                return row
         shift = population.members[0].e_shift
         own = facts if has.all() else facts.take(has)
         sequences = table if has.all() else table.take(has)
@@ -403,7 +407,10 @@ class UnitRun:
         if unit.fragment:
             key = (unit.id.shard, unit.first)
             return Row(token, None, FragmentSums(key, table.copy(), facts, scaled, population.members[0].shift))
-        return Row(token, sequence_row(sequences, own, scaled, self.engine.bounds, shift, self.engine.mismatch))
+        return Row(
+            token,
+            sequence_row(sequences, own, scaled, self.engine.bounds, shift, self.engine.mismatch, self.engine.tail),
+        )
 
     def padlike(self) -> Any:
         """bool [s]: fully masked, and pad by ``segment_is_pad`` or by its rollout values."""

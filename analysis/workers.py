@@ -16,6 +16,7 @@ import numpy as np
 from rollout_is.analysis.batch import Consumer, Ints, Unit
 from rollout_is.analysis.engine import Engine
 from rollout_is.analysis.heap import settled_heap
+from rollout_is.analysis.pareto import capacity
 from rollout_is.analysis.partial import Partial
 from rollout_is.analysis.settings import Settings
 from rollout_is.dumps.errors import RolloutIsError, WorkLostError
@@ -54,6 +55,11 @@ class Job:
     skip: frozenset[tuple[int, int]] = frozenset()
     readable: frozenset[int] | None = None  # shards that this node can open; None is all
 
+    @property
+    def segments(self) -> int:
+        """As many sequences as there can be at most."""
+        return sum(info.segments for info in self.shards.values())
+
 
 @dataclass(frozen=True)
 class Done:
@@ -69,7 +75,7 @@ class Runner:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.engine = Engine(job.settings, job.consumers, job.skip)
+        self.engine = Engine(job.settings, job.consumers, job.skip, capacity(job.segments))
         self._number = -1
         self._shard: OpenShard | None = None
         self._offsets: Ints = np.zeros(1, dtype=np.int64)

@@ -1,1 +1,1 @@
-"""The compiled loop over tokens, and the call of it for a block. Optional: ``analysis.sums`` computes the same by numpy."""
+"""The compiled loops over tokens and over sequences, and the calls of them. Optional: numpy does the same (``sums``, ``rows``)."""

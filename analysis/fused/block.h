@@ -26,6 +26,7 @@ struct block {
     int32_t mismatch, moments; /* the probability family; sums of train log-probs and of d^2 */
     double shift, e_shift, shift_p, shift_q;
     double log_lower, log_upper, extreme, veto_lower, veto_upper;
+    double cold; /* mean weight of a piece below which its weights are summed as they are */
 
     /* Filled. */
     double *columns; /* row i of piece k at i * stride + k */
@@ -37,7 +38,6 @@ struct block {
     /* Given back. */
     struct side train_side, rollout_side;
     int64_t both_zero, zeros, negative_zeros;
-    double lowest; /* log-ratio */
     double train_low, train_high, rollout_low, rollout_high;
     double p, p2, q, q2, cross, largest_difference;
 };

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_is.analysis.batch import Floats, Ints
-from rollout_is.analysis.fused.library import TYPES, Block
-from rollout_is.analysis.populations import Bounds
+from rollout_is.analysis.batch import Ints
+from rollout_is.analysis.fused.library import TYPES, Block, address
+from rollout_is.analysis.populations import COLD, Bounds
 from rollout_is.analysis.select import Stored
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Fused:
             extreme=math.log(2.0),
             veto_lower=-math.inf if bounds.veto_lower is None else bounds.veto_lower,
             veto_upper=math.inf if bounds.veto_upper is None else bounds.veto_upper,
+            cold=COLD,
         )
         self._pointer = ctypes.pointer(self._block)
         self._everything = (np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
@@ -75,21 +76,21 @@ class Fused:
             into.whole.pooled.pilot(*stored.values(first, min(last, first + FIRST)))
         self._point_to(stored)
         block.skip, block.tokens = first, last - first
-        block.starts, block.pieces = _address(starts), k
+        block.starts, block.pieces = address(starts), k
         block.mismatch, block.moments = into.mismatch, into.moments
         block.shift, block.e_shift = into.shift, into.e_shift
         block.shift_p, block.shift_q = into.whole.pooled.shift or (0.0, 0.0)
-        block.columns, block.stride = _address(piece), piece.strides[0] // piece.itemsize
+        block.columns, block.stride = address(piece), piece.strides[0] // piece.itemsize
         if k > len(self._checksum):
             self._checksum = np.zeros(2 * k, dtype=np.uint32)
-        block.checksum = _address(self._checksum) if checksums else None
-        block.bins = _address(into.whole.bins)
+        block.checksum = address(self._checksum) if checksums else None
+        block.bins = address(into.whole.bins)
         kept = () if keep is None else (keep.train, keep.rollout, keep.d, keep.e)
-        block.keep_train, block.keep_rollout, block.keep_d, block.keep_e = map(_address, kept) if kept else (None,) * 4
+        block.keep_train, block.keep_rollout, block.keep_d, block.keep_e = map(address, kept) if kept else (None,) * 4
         if self._function(self._pointer):
             into.forget(k)
             return None
-        into.close(block, piece, sequence)
+        into.close(block, sequence)
         return block, self._checksum[:k]
 
     def _point_to(self, stored: Stored) -> None:
@@ -99,13 +100,8 @@ class Fused:
             block.train, block.rollout = stored.train.data_ptr(), stored.rollout.data_ptr()
             begins, ends = picks.starts, picks.stops
         else:  # many short runs: picked out beforehand they are one
-            block.train, block.rollout = (_address(bits) for bits in stored.bits)
+            block.train, block.rollout = (address(bits) for bits in stored.bits)
             begins, ends = self._everything
             ends[0] = picks.count
-        block.run_start, block.run_stop, block.runs = _address(begins), _address(ends), len(begins)
+        block.run_start, block.run_stop, block.runs = address(begins), address(ends), len(begins)
         block.train_type, block.rollout_type = TYPES[str(stored.train.dtype)], TYPES[str(stored.rollout.dtype)]
-
-
-def _address(array: Floats | Ints | Any) -> int:
-    out: int = array.__array_interface__["data"][0]
-    return out

@@ -1,10 +1,10 @@
-/* How large the structure is that was compiled for, and the best of the levels that this processor runs: 1 plain, 2, 3. */
-#include "block.h"
+/* How large the structures are that were compiled for, and the best of the levels that this processor runs: 1 plain, 2, 3. */
+#include "sequences.h"
 
 /* SOURCES: a digest of the files that this was compiled from (hatch_build.py). */
 const char *rollout_is_sources(void) { return SOURCES; }
 
-int rollout_is_layout(void) { return sizeof(struct block); }
+int rollout_is_layout(void) { return sizeof(struct block) + sizeof(struct sequences); }
 
 int rollout_is_level(void) {
 #if defined(__x86_64__)

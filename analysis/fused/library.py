@@ -1,6 +1,6 @@
-"""The compiled loop over the tokens of a block, where the install built it: found, checked, and described to ctypes.
+"""The compiled loops over the tokens of a block and the sequences of a unit, where the install built them: found, checked, described.
 
-It is the fast way through what ``sums.Sums.add`` does by numpy, and no more than that: without a C compiler at install time, on
+They are the fast way through what ``sums.Sums.add`` and ``rows.py`` do by numpy, and no more than that: without a C compiler at install time, on
 another device, or with ROLLOUT_IS_KERNEL=numpy, everything is computed without it. Which of them ran stands in the report.
 """
 
@@ -12,7 +12,7 @@ import os
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollout_is.dumps.errors import UsageError
 
@@ -44,7 +44,7 @@ class Block(ctypes.Structure):
         ("pieces", _int),
         *((name, _short) for name in ("train_type", "rollout_type", "mismatch", "moments")),
         *((name, _float) for name in ("shift", "e_shift", "shift_p", "shift_q")),
-        *((name, _float) for name in ("log_lower", "log_upper", "extreme", "veto_lower", "veto_upper")),
+        *((name, _float) for name in ("log_lower", "log_upper", "extreme", "veto_lower", "veto_upper", "cold")),
         ("columns", _address),
         ("stride", _int),
         ("checksum", _address),
@@ -55,25 +55,72 @@ class Block(ctypes.Structure):
         ("both_zero", _int),
         ("zeros", _int),
         ("negative_zeros", _int),
-        ("lowest", _float),
         *((name, _float) for name in ("train_low", "train_high", "rollout_low", "rollout_high")),
         *((name, _float) for name in ("p", "p2", "q", "q2", "cross", "largest_difference")),
     ]
 
 
-def kernel() -> tuple[str, Callable[[Any], int] | None]:
-    """The name of what sums blocks here, and the function where it is compiled: it takes a pointer to a ``Block``.
+class Level(ctypes.Structure):
+    """``struct weights``."""
 
-    It returns 0, or 1 for a block that holds what it does not handle.
+    _fields_ = [
+        *((name, _float) for name in ("sum", "square", "mean", "m2", "low", "high")),
+        ("above", _int),
+        ("below", _int),
+    ]
+
+
+class Sequences(ctypes.Structure):
+    """``struct sequences``, field by field."""
+
+    _fields_ = [
+        ("sums", _address),
+        ("stride", _int),
+        ("low", _address),
+        ("high", _address),
+        ("count", _int),
+        ("group", _address),
+        ("mismatch", _short),
+        *((name, _float) for name in ("shift", "e_shift", "log_lower", "log_upper", "lower", "upper")),
+        *((name, _address) for name in ("product", "geometric", "product_bins", "geometric_bins", "by_group")),
+        ("measured", _int),
+        ("vetoed", _int),
+        ("totals", _float * 17),
+        ("lowest", _float),
+        ("highest", _float),
+        ("level", Level * 6),
+        ("figures", _float * 10),
+        ("less_low", _float),
+        ("less_high", _float),
+        ("sizes", _float),
+        *((name, _float * 23) for name in ("centre", "squares", "cross")),
+    ]
+
+
+def address(array: Any) -> int:
+    """Where the memory of a numpy array begins."""
+    out: int = array.__array_interface__["data"][0]
+    return out
+
+
+class Compiled(NamedTuple):
+    """The functions of one level; each takes a pointer, and returns 1 for what it does not handle."""
+
+    block: Callable[[Any], int]  # to a Block
+    sequences: Callable[[Any], int]  # to Sequences
+
+
+def kernel() -> tuple[str, Compiled | None]:
+    """The name of what sums blocks here, and the functions where they are compiled.
 
     Raises:
         UsageError: ROLLOUT_IS_KERNEL asks for what is not there.
     """
     found = _load(LIBRARY)
     wanted = os.environ.get(VARIABLE) or found[-1][0]
-    for name, function in found:
+    for name, compiled in found:
         if name == wanted:
-            return name, function
+            return name, compiled
     raise UsageError(
         f"{VARIABLE}={wanted}",
         f"expected one of {', '.join(name for name, _ in found)}, which this install and this processor have, found {wanted}",
@@ -99,8 +146,8 @@ def common(of_ranks: list[str]) -> str:
 def _sources() -> bytes:
     """Digest of the C files beside this one, which an install carries too; as hatch_build.py takes it."""
     digest = hashlib.sha256()
-    for name in ("block.c", "block.h", "level.c"):
-        digest.update(Path(__file__).with_name(name).read_bytes())
+    for path in sorted(Path(__file__).parent.glob("*.[ch]")):
+        digest.update(path.read_bytes())
     return digest.hexdigest().encode()
 
 
@@ -119,19 +166,23 @@ def only(name: str) -> Iterator[None]:
 
 
 @cache
-def _load(path: Path) -> list[tuple[str, Callable[[Any], int] | None]]:
-    found: list[tuple[str, Callable[[Any], int] | None]] = [("numpy", None)]
+def _load(path: Path) -> list[tuple[str, Compiled | None]]:
+    found: list[tuple[str, Compiled | None]] = [("numpy", None)]
     try:
         library = ctypes.CDLL(str(path))
         # A library of other sources would read the structure wrongly, or put sums where others are looked for.
         library.rollout_is_sources.restype = ctypes.c_char_p
-        if library.rollout_is_layout() != ctypes.sizeof(Block) or library.rollout_is_sources() != _sources():
+        if (
+            library.rollout_is_layout() != ctypes.sizeof(Block) + ctypes.sizeof(Sequences)
+            or library.rollout_is_sources() != _sources()
+        ):
             return found
         best = library.rollout_is_level()
         for name in ORDER[1 : best + 1]:
-            function = library[f"rollout_is_block_{name.removeprefix('fused-')}"]
-            function.argtypes = [ctypes.POINTER(Block)]
-            found.append((name, function))
+            level = name.removeprefix("fused-")
+            block, sequences = library[f"rollout_is_block_{level}"], library[f"rollout_is_sequences_{level}"]
+            block.argtypes, sequences.argtypes = [ctypes.POINTER(Block)], [ctypes.POINTER(Sequences)]
+            found.append((name, Compiled(block, sequences)))
     except (OSError, AttributeError):
         return found[:1]
     return found

@@ -39,9 +39,9 @@ def fused(request: pytest.FixtureRequest) -> Fused:
     if request.param not in library.names():
         pytest.skip(f"no kernel {request.param} here: there is {', '.join(library.names())}")
     with library.only(request.param):
-        name, function = library.kernel()
-    assert name == request.param and function is not None
-    return Fused(function, BOUNDS)
+        name, compiled = library.kernel()
+    assert name == request.param and compiled is not None
+    return Fused(compiled.block, BOUNDS)
 
 
 def summed(
@@ -185,20 +185,31 @@ def test_kernels_agree_to_the_last_digits(tmp_path: Path, each_kernel: str, monk
             assert statistic.value == pytest.approx(other.views["masked"]["mismatch"][name].value, rel=1e-10, abs=1e-15)
 
 
-def test_rows_and_fields_are_those_of_the_header() -> None:
-    header = (ROOT / "analysis" / "fused" / "block.h").read_text()
-    named = re.search(r"enum row \{([^}]*)\}", header)
+def fields_of(header: str, name: str) -> list[str]:
+    """The fields of a structure of a header, in order."""
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "analysis" / "fused" / header).read_text(), flags=re.DOTALL)
+    found = re.search(rf"struct {name} \{{(.*?)\}};", text, flags=re.DOTALL)
+    assert found is not None
+    fields = [
+        re.sub(r"\[\w+\]", "", word).strip(" *\n")
+        for line in found[1].split(";")
+        for word in re.sub(r"^\s*(const |struct )*\w+ ", "", line).split(",")
+    ]
+    return [field for field in fields if field]
+
+
+def test_rows_and_fields_are_those_of_the_headers() -> None:
+    named = re.search(r"enum row \{([^}]*)\}", (ROOT / "analysis" / "fused" / "block.h").read_text())
     assert named is not None
     rows = [name.strip() for name in named[1].split(",")]
     assert [getattr(sums, name) for name in rows] == list(range(len(rows)))
-    body = re.sub(r"/\*.*?\*/", "", header[header.index("struct block {") :], flags=re.DOTALL)
-    body = body[body.index("{") + 1 : body.index("};")]
-    fields = [
-        word.strip(" *\n")
-        for line in body.split(";")
-        for word in re.sub(r"^\s*(const |struct )?\w+ ", "", line).split(",")
-    ]
-    assert [f for f in fields if f] == [name for name, _ in library.Block._fields_]  # type: ignore[misc]
+    for header, name, own in (
+        ("block.h", "side", library.Side),
+        ("block.h", "block", library.Block),
+        ("sequences.h", "weights", library.Level),
+        ("sequences.h", "sequences", library.Sequences),
+    ):
+        assert fields_of(header, name) == [field for field, *_ in own._fields_]
 
 
 def test_an_unknown_kernel_is_refused_with_those_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,12 +226,14 @@ def test_no_library_and_a_foreign_one_mean_numpy(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler on PATH")
-@pytest.mark.parametrize("layout", [1, ctypes.sizeof(library.Block)])
+@pytest.mark.parametrize("layout", [1, ctypes.sizeof(library.Block) + ctypes.sizeof(library.Sequences)])
 def test_a_library_of_another_version_means_numpy(tmp_path: Path, layout: int) -> None:
     """Rows in another order need no other size: what counts is that it was made from these sources."""
     source = tmp_path / "other.c"
     levels = "".join(
-        f"int rollout_is_block_{name.removeprefix('fused-')}(void *b) {{ return 0; }}\n" for name in library.ORDER[1:]
+        f"int rollout_is_{part}_{name.removeprefix('fused-')}(void *b) {{ return 0; }}\n"
+        for name in library.ORDER[1:]
+        for part in ("block", "sequences")
     )
     source.write_text(
         f"int rollout_is_layout(void) {{ return {layout}; }}\n{levels}"
