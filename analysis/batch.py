@@ -7,7 +7,8 @@ and the finished per-sequence table of every unit once, gives one picklable part
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -58,7 +59,8 @@ class Block:
         mask: bool [n], True = valid.
         train, rollout, d, e: float64 [v]: the valid tokens with finite t, r and d, in natural order;
             d = train - rollout, e = expm1(d).
-        find_positions: gives ``positions``; called on first use, since most consumers need them of few blocks.
+        find_positions: gives the first so many of ``positions``, None being all; called on first use, since most consumers
+            need them of few blocks.
         starts: int64 [k] first index (into the [v] arrays) of each piece, a piece being the tokens of one sequence.
         sequence: int64 [k] the sequence of each piece, counted from the unit's first segment.
     """
@@ -73,23 +75,24 @@ class Block:
     e: Tensor
     starts: Ints
     sequence: Ints
-    find_positions: Callable[[], Ints]
+    find_positions: Callable[[int | None], Ints]
 
     @cached_property
     def positions(self) -> Ints:
         """int64 [v] index of each valid token inside the block."""
-        return self.find_positions()
+        return self.find_positions(None)
 
     def head(self, tokens: int) -> Block:
         """The block up to its first so many valid tokens, as if it were cut there."""
         if tokens >= len(self.d):
             return self
-        stop = int(self.positions[tokens])
+        positions = self.find_positions(tokens + 1)
+        stop = int(positions[tokens])
         pieces = int(self.starts.searchsorted(tokens))
         t, r, d, e = (x[:tokens] for x in (self.train, self.rollout, self.d, self.e))
         return Block(
             self.start, self.raw_train[:stop], self.raw_rollout[:stop], self.mask[:stop],
-            t, r, d, e, self.starts[:pieces], self.sequence[:pieces], lambda: self.positions[:tokens],
+            t, r, d, e, self.starts[:pieces], self.sequence[:pieces], lambda count: positions[: tokens if count is None else min(count, tokens)],
         )  # fmt: skip
 
     def tail(self, tokens: int) -> Block:
@@ -100,7 +103,7 @@ class Block:
         t, r, d, e = (x[tokens:] for x in (self.train, self.rollout, self.d, self.e))
         return Block(
             self.start + first, self.raw_train[first:], self.raw_rollout[first:], self.mask[first:],
-            t, r, d, e, starts, self.sequence[piece - 1 :], lambda: self.positions[tokens:] - first,
+            t, r, d, e, starts, self.sequence[piece - 1 :], lambda count: self.positions[tokens:][:count] - first,
         )  # fmt: skip
 
 
@@ -153,6 +156,11 @@ class Consumer(Protocol):
 def watches(consumer: Consumer) -> bool:
     """Whether a consumer wants more blocks of the unit: one that has seen enough says so by an attribute ``satisfied``."""
     return not getattr(consumer, "satisfied", False)
+
+
+def enough(consumers: Iterable[Consumer]) -> float:
+    """How many of a block's valid tokens they want at most: one that wants only the first says so by an attribute ``enough``."""
+    return max((getattr(c, "enough", math.inf) for c in consumers), default=0)
 
 
 def wants(consumer: Consumer, unit: Unit) -> bool:

@@ -74,6 +74,8 @@ class Fills:
 
     def padlike(self, dtype: Any) -> Any:
         """bool [s]: every rollout value seen is one known fill, as the stored dtype rounds it."""
+        if not self._seen.any():
+            return np.zeros(len(self._seen), dtype=bool)
         import torch
 
         rounded = torch.tensor(KNOWN_FILLS, dtype=torch.float64).to(dtype).to(torch.float64).numpy()

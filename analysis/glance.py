@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,11 @@ class Glance(Doctor):
         elif not self._blocks:
             super().block(block.head(self.tokens))
             self._blocks += len(block.starts)
+
+    @property
+    def enough(self) -> float:
+        """How many tokens of a block it looks at."""
+        return math.inf if self.whole else self.tokens
 
     @property
     def satisfied(self) -> bool:

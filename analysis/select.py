@@ -118,8 +118,7 @@ def valid_of(
     import torch
 
     if mask.dtype == torch.bool:
-        raw = mask.view(torch.uint8).numpy()
-        return np.not_equal(raw, 0, out=out), _others(raw, int(raw.max())) if len(raw) else {}
+        return np.not_equal(mask.view(torch.uint8).numpy(), 0, out=out), {}
     values = (
         bits_of(mask)
         if mask.dtype == torch.uint8

@@ -11,7 +11,7 @@ import numpy as np
 
 from rollout_is.analysis import grouped, units
 from rollout_is.analysis import populations as sums
-from rollout_is.analysis.batch import Block, Consumer, Ints, SequenceTable, Unit, wants, watches
+from rollout_is.analysis.batch import Block, Consumer, Ints, SequenceTable, Unit, enough, wants, watches
 from rollout_is.analysis.fills import Fills
 from rollout_is.analysis.nonfinite import Nonfinite, pieces_left
 from rollout_is.analysis.observe import Counts, Observations
@@ -75,10 +75,16 @@ class _Block:
     sequence: Ints
     stored: Stored
 
-    def positions(self, kept: Ints | None = None) -> Ints:
-        """int64 [v] positions in the chunk, of the tokens kept."""
-        own = self.stored.picks.positions[self.first : self.last]
-        return own if kept is None else own[kept]
+    def positions(self, kept: Ints | None = None, count: int | None = None) -> Ints:
+        """int64 [v] positions in the chunk, of the tokens kept, or of the first so many of them."""
+        picks = self.stored.picks
+        if count is None:
+            own = picks.positions[self.first : self.last]
+            return own if kept is None else own[kept]
+        if kept is None:
+            return picks.some(self.first, min(self.first + count, self.last))
+        kept = kept[:count]
+        return picks.some(self.first, self.first + int(kept[-1]) + 1)[kept] if len(kept) else kept
 
     def span(self) -> tuple[int, int]:
         """Positions [start, stop) of the chunk that are this block's and no other's of its population."""
@@ -213,7 +219,7 @@ class UnitRun:
         if first == last:
             if half.number == VALID and self.watching:
                 none = np.zeros(0, dtype=np.int64)
-                self._consume(_Block(half, chunk, 0, 0, none, none, stored), 0, None)
+                self._consume(self.watching, _Block(half, chunk, 0, 0, none, none, stored), 0, None)
             return
         if half.number == HIDDEN and self.observed.wanted_masked:
             self.observed.see_masked(stored.values(0, self.observed.wanted_masked)[1])
@@ -226,24 +232,29 @@ class UnitRun:
     def _block(self, block: _Block, fused: Fused | None) -> None:
         """One block: summed by the compiled kernel where it is there and can, and laid out for whoever looks at it."""
         visible = block.half.number == VALID
-        shown = visible and bool(self.watching)
-        wanted = shown or self.groups is not None or (visible and self.tokens is not None)
+        watching = [c for c in self.watching if watches(c)] if visible else []
+        looked_at = self.groups is not None or (visible and self.tokens is not None)
+        wanted = math.inf if looked_at else enough(watching)
         v, starts, sequence = block.last - block.first, block.starts, block.sequence
         kept: Ints | None = None
         if fused is None or not self._add_compiled(fused, block, wanted):
             starts, sequence, kept = self._add(block)
             v = v if kept is None else len(kept)
-        if wanted and v:
+        if looked_at and v:
             self._look(block, v, starts, sequence, kept)
-        if shown:
-            self._consume(replace(block, starts=starts, sequence=sequence), v, kept)
+        if watching:
+            self._consume(watching, replace(block, starts=starts, sequence=sequence), v, kept)
 
-    def _add_compiled(self, fused: Fused, block: _Block, wanted: bool) -> bool:
-        """Sum a block by the compiled kernel; False where it cannot, and nothing is changed."""
+    def _add_compiled(self, fused: Fused, block: _Block, wanted: float) -> bool:
+        """Sum a block by the compiled kernel; False where it cannot, and nothing is changed.
+
+        Args:
+            wanted: how many of its first tokens are to stand in the workspace.
+        """
         half, visible = block.half, block.half.number == VALID
         done = fused.add(
             half.sums, block.stored, block.first, block.last, block.starts, block.sequence,
-            checksums=visible, keep=self.engine.work if wanted else None,
+            checksums=visible, keep=self.engine.work, kept=int(min(wanted, block.last - block.first)),
         )  # fmt: skip
         if done is None:
             return False
@@ -327,8 +338,8 @@ class UnitRun:
                 self.tokens.see_nonfinite(at, own.sequence + self.unit.first, own.train, own.rollout, shard)
         return own.kept
 
-    def _consume(self, block: _Block, v: int, kept: Ints | None) -> None:
-        """Show a block to the consumers, its v valid tokens standing in the workspace."""
+    def _consume(self, watching: list[Consumer], block: _Block, v: int, kept: Ints | None) -> None:
+        """Show a block to consumers: of its v valid tokens as many as are enough for them stand in the workspace."""
         import torch
 
         work, ops, chunk = self.engine.work, self.engine.ops, block.chunk
@@ -337,9 +348,12 @@ class UnitRun:
         valid = block.half.runs.on[chunk.start + start : chunk.start + stop]
         shown = Block(
             self.unit.start + chunk.start + start, chunk.train[start:stop], chunk.rollout[start:stop], valid,
-            t, r, d, e, block.starts, block.sequence, lambda: block.positions(kept) - start,
+            t, r, d, e, block.starts, block.sequence, lambda count: block.positions(kept, count) - start,
         )  # fmt: skip
-        for consumer in self.watching:
+        most = enough(watching)
+        if most < v:
+            shown = shown.head(int(most))
+        for consumer in watching:
             consumer.block(shown)
 
     def _finish(self, valid: Sums, hidden: Sums) -> Partial:

@@ -291,11 +291,12 @@ INLINE int run(struct block *b, int mismatch) {
         int64_t n = b->tokens - start < TILE ? b->tokens - start : TILE;
         fill(b, &from, n, &tile);
         if (!each(b, n, mismatch, &tile, &whole)) return 1;
-        if (b->keep_d) {
-            memcpy(b->keep_train + start, tile.train, n * sizeof(double));
-            memcpy(b->keep_rollout + start, tile.rollout, n * sizeof(double));
-            memcpy(b->keep_d + start, tile.d, n * sizeof(double));
-            memcpy(b->keep_e + start, tile.e, n * sizeof(double));
+        if (start < b->keep) {
+            int64_t size = (b->keep - start < n ? b->keep - start : n) * sizeof(double);
+            memcpy(b->keep_train + start, tile.train, size);
+            memcpy(b->keep_rollout + start, tile.rollout, size);
+            memcpy(b->keep_d + start, tile.d, size);
+            memcpy(b->keep_e + start, tile.e, size);
         }
         for (int64_t at = 0; at < n;) {
             int64_t stop = (piece + 1 < b->pieces ? b->starts[piece + 1] : b->tokens) - start, last = stop < n ? stop : n;

@@ -33,7 +33,8 @@ struct block {
     int64_t stride;
     uint32_t *checksum; /* a piece; null where none is wanted */
     int64_t *bins; /* 4096, added to */
-    double *keep_train, *keep_rollout, *keep_d, *keep_e; /* the tokens one after another; null where nobody looks at them */
+    int64_t keep; /* how many of the first tokens are laid out one after another, for whoever looks at them: */
+    double *keep_train, *keep_rollout, *keep_d, *keep_e;
 
     /* Given back. */
     struct side train_side, rollout_side;

@@ -59,13 +59,14 @@ class Fused:
         *,
         checksums: bool,
         keep: Workspace | None = None,
+        kept: int = 0,
     ) -> tuple[Block, NDArray[np.uint32]] | None:
         """Sum tokens [first, last) of those stored into a population; None where they hold what it does not handle.
 
         Args:
             starts, sequence: int64 [k] of the pieces.
             checksums: whether to sum the bits of each piece too.
-            keep: where the tokens' log-probs, d and expm1(d) are to be left, for whoever looks at them.
+            keep: where the log-probs, d and expm1(d) of the first ``kept`` tokens are to be left, for whoever looks at them.
 
         Returns:
             what it says of them, until the next call, and uint32 [k] the sums of bits (anything where none were asked for).
@@ -85,8 +86,10 @@ class Fused:
             self._checksum = np.zeros(2 * k, dtype=np.uint32)
         block.checksum = address(self._checksum) if checksums else None
         block.bins = address(into.whole.bins)
-        kept = () if keep is None else (keep.train, keep.rollout, keep.d, keep.e)
-        block.keep_train, block.keep_rollout, block.keep_d, block.keep_e = map(address, kept) if kept else (None,) * 4
+        block.keep = kept
+        if kept and keep is not None:
+            room = (keep.train, keep.rollout, keep.d, keep.e)
+            block.keep_train, block.keep_rollout, block.keep_d, block.keep_e = map(address, room)
         if self._function(self._pointer):
             into.forget(k)
             return None

@@ -88,17 +88,27 @@ class Figures:
             number = np.ascontiguousarray(number, dtype=np.int64)
             by_group = np.zeros((len(ids), 2 + len(TOKEN_ERRORS) + len(SEQUENCE_ERRORS)))
             given.group, given.by_group = address(number), address(by_group)
-        if self._function(ctypes.byref(given)) or not self._needs_no_scale(given):
+        if self._function(ctypes.byref(given)) or not self._plain(given):
             return None
         tokens, sequences = _cluster_rows(given) if facts.groups is None else _group_tables(ids, by_group)
         return Row(self._token(population, given, tokens), self._sequence(given, sequences))
 
-    def _needs_no_scale(self, given: Sequences) -> bool:
+    def _plain(self, given: Sequences) -> bool:
+        """Whether the weights of all levels need no scale of their own, those aside that are gone through again."""
         if not given.measured:
             return True
-        highest = [level.high for level in given.level[PRODUCT : RATIO + 1 if self._mismatch else TRAIN]]
+        levels = (GEOMETRIC, *((TRAIN, ROLLOUT, RATIO) if self._mismatch else ()))
+        highest = [given.level[level].high for level in levels]
         highest.append(math.log(given.level[MEAN].high) if given.level[MEAN].high > 0 else -math.inf)
-        return all(weights.PLAIN_BOTTOM <= high <= weights.PLAIN_TOP for high in highest)
+        return all(map(_needs_no_scale, highest))
+
+    def _product(self, given: Sequences, histogram: Histogram) -> WeightRow:
+        """The only level that is often far from 1 as a whole: what stands under a mask need not be log-probs."""
+        own = given.level[PRODUCT]
+        if not given.measured or _needs_no_scale(own.high):
+            return _weights(given.measured, own, histogram)
+        bounds = self._bounds["log_lower"], self._bounds["log_upper"]
+        return replace(weights.row_of(self._logs[0, : given.measured], *bounds, binned=False), histogram=histogram)
 
     def _token(self, population: Population, given: Sequences, clusters: Clusters) -> TokenRow:
         some = given.measured > 0
@@ -136,7 +146,7 @@ class Figures:
             x=_mean_weights(n, given),
             x_deviation=max(abs(given.less_low), abs(given.less_high)) if n else -math.inf,
             x_counts=(mean.above, mean.below),
-            product=_weights(n, given.level[PRODUCT], by_product),
+            product=self._product(given, by_product),
             geometric=_weights(n, given.level[GEOMETRIC], by_geometric),
             train=train,
             rollout=rollout,
@@ -148,6 +158,10 @@ class Figures:
             clusters=clusters,
             pareto=top,
         )
+
+
+def _needs_no_scale(high: float) -> bool:
+    return weights.PLAIN_BOTTOM <= high <= weights.PLAIN_TOP
 
 
 def _weights(n: int, level: Level, histogram: Histogram | None = None) -> WeightRow:

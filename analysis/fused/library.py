@@ -49,6 +49,7 @@ class Block(ctypes.Structure):
         ("stride", _int),
         ("checksum", _address),
         ("bins", _address),
+        ("keep", _int),
         *((name, _address) for name in ("keep_train", "keep_rollout", "keep_d", "keep_e")),
         ("train_side", Side),
         ("rollout_side", Side),

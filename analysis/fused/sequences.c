@@ -1,9 +1,10 @@
 /* What follows from the sums of a unit's sequences, in one pass: what analysis/rows.py does in some two hundred, for the common case.
  *
- * Compiled like block.c, with SEQUENCES as the name of the function. It returns 1 where a log weight is above LARGEST; the caller
- * then takes the long way.
+ * Compiled like block.c, with SEQUENCES as the name of the function. It returns 1 where a sum is not finite; the caller then
+ * takes the long way.
  */
 #include <float.h>
+#include <math.h>
 
 #include "sequences.h"
 #include "vectors.h"
@@ -73,15 +74,17 @@ static void take(const struct sequences *s, int64_t first, int64_t last, struct 
     }
 }
 
-/* exp and exp - 1 of a log that is not above LARGEST; far below 0 they are 0 and -1. */
+/* exp and exp - 1 of a log; far below 0 they are 0 and -1, above LARGEST infinite. */
 INLINE void weight(vec log, double *w, double *e) {
     vec own, less;
-    exponential(larger(log, splat(SMALLEST)), &own, &less);
+    exponential(smaller(larger(log, splat(SMALLEST)), splat(LARGEST)), &own, &less);
+    ivec large = log > LARGEST;
+    own = either(large, splat(INFINITY), own), less = either(large, splat(INFINITY), less);
     memcpy(w, &own, sizeof own);
     memcpy(e, &less, sizeof less);
 }
 
-/* Every sequence by itself. 0 where a log is not handled. */
+/* Every sequence by itself. 0 where a sum is not finite. */
 INLINE int each(const struct sequences *s, int mismatch, struct tile *t) {
     const double shift = s->shift, square = shift * shift;
     ivec fine = (ivec){0} - 1;
@@ -101,14 +104,13 @@ INLINE int each(const struct sequences *s, int mismatch, struct tile *t) {
         memcpy(t->figure[DRIFT] + i, &drift, sizeof drift), memcpy(t->figure[ABS_DRIFT] + i, &size, sizeof size);
         weight(d, t->figure[X_PRODUCT] + i, t->e[PRODUCT] + i);
         weight(geometric, t->figure[X_GEOMETRIC] + i, t->e[GEOMETRIC] + i);
-        fine &= (x < DBL_MAX) & (d <= LARGEST) & (geometric <= LARGEST);
+        fine &= (magnitude(x) <= DBL_MAX) & (magnitude(d) <= DBL_MAX) & (magnitude(train) <= DBL_MAX);
         if (mismatch) {
             memcpy(t->log[TRAIN] + i, &nll, sizeof nll), memcpy(t->log[ROLLOUT] + i, &rollout_nll, sizeof nll);
             memcpy(t->log[RATIO] + i, &drift, sizeof drift);
             weight(nll, t->figure[TRAIN_PPL] + i, t->e[TRAIN] + i);
             weight(rollout_nll, t->figure[ROLLOUT_PPL] + i, t->e[ROLLOUT] + i);
             weight(drift, t->figure[PPL_RATIO] + i, t->e[RATIO] + i);
-            fine &= (nll <= LARGEST) & (rollout_nll <= LARGEST) & (drift <= LARGEST);
         } else { /* the sums of what is not asked for are read by nobody */
             memcpy(t->figure[TRAIN_PPL] + i, &nll, sizeof nll), memcpy(t->figure[ROLLOUT_PPL] + i, &rollout_nll, sizeof nll);
             memcpy(t->figure[PPL_RATIO] + i, &drift, sizeof drift);
@@ -177,7 +179,9 @@ static void add_clusters(struct sequences *s, const struct tile *t) {
     s->sizes += squares;
     for (int q = 0; q < TOKEN_ERRORS; q++) {
         const double *x = SUMMED[q] == D2 ? t->d2 : t->raw[SUMMED[q]];
-        add_cluster(s, t, q, x, SUMMED[q] == D2 ? sum_of(x, t->padded) : t->total[SUMMED[q]], t->raw[N], t->total[N], squares);
+        double sum = SUMMED[q] == D2 ? sum_of(x, t->padded) : t->total[SUMMED[q]];
+        if (SUMMED[q] >= HIGH && sum == 0 && s->centre[q] == 0) continue; /* counts of what has not happened */
+        add_cluster(s, t, q, x, sum, t->raw[N], t->total[N], squares);
     }
     for (int q = 0; q < SEQUENCE_ERRORS; q++) add_cluster(s, t, TOKEN_ERRORS + q, t->figure[q], t->figures[q], t->one, n, n);
 }

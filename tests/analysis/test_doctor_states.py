@@ -146,7 +146,7 @@ def test_a_block_cut_in_two_is_the_block(tokens: int) -> None:
     raw = torch.from_numpy(-rng.exponential(1, 160))
     t = raw[torch.from_numpy(at)]
     starts, sequence = np.array([0, 7, 30, 31, 77]), np.array([2, 3, 5, 6, 9])
-    block = Block(1000, raw, raw, mask, t, t, t, t, starts, sequence, lambda: at)
+    block = Block(1000, raw, raw, mask, t, t, t, t, starts, sequence, lambda count: at[:count])
     parts = (block.head(tokens), block.tail(tokens))
     assert sum(len(p.mask) for p in parts) == 160 and parts[1].start == 1000 + len(parts[0].mask)
     assert torch.equal(torch.cat([p.d for p in parts]), t)

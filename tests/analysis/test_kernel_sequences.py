@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made import randomly, stable
 
-from rollout_is.analysis import clusters
+from rollout_is.analysis import clusters, weights
 from rollout_is.analysis import populations as sums
 from rollout_is.analysis.engine import Engine
 from rollout_is.analysis.fused import library
@@ -180,12 +180,41 @@ def test_exact_zeros_stand_apart(compiled: library.Compiled, size: int) -> None:
 
 @pytest.mark.parametrize(
     ("row", "value"),
-    [(sums.D, -4.0), (sums.D, 800.0), (sums.T, -6e4), (sums.T, 1e4), (sums.D, math.nan), (sums.E, math.inf)],
+    [(sums.W, 1e-9), (sums.T, -6e4), (sums.T, 1e4), (sums.D, math.nan), (sums.E, math.inf)],
 )
 def test_what_needs_a_scale_is_left_to_numpy(compiled: library.Compiled, row: int, value: float) -> None:
     table = table_of(300, 4)
     table.sums[row] = np.where(table.sums[sums.N] > 0, value, 0)
     assert row_of(compiled, table) is None
+
+
+@pytest.mark.parametrize("value", [-5.0, -400.0, 250.0, 350.0, 800.0])
+def test_product_weights_far_from_1_keep_their_scale(compiled: library.Compiled, value: float) -> None:
+    """As of tokens that are masked out with no log-prob of the rollout: every sequence's product far below 1."""
+    table = table_of(600, 6)
+    n = table.sums[sums.N]
+    table.sums[sums.D] = np.where(n > 0, value + 0.1 * np.arange(600) / 600, 0)
+    table.sums[sums.N] = np.where(n > 0, 500, 0)
+    table.sums[sums.E] = table.sums[sums.N] * np.expm1(table.sums[sums.D] / 500)
+    table.sums[sums.W] = table.sums[sums.N] + table.sums[sums.E]
+    table.sums[sums.T] = -table.sums[sums.N]
+    got = row_of(compiled, table)
+    assert got is not None and got.sequence is not None and got.sequence.clusters is not None
+    log = table.sums[sums.D, n > 0]
+    want = weights.row_of(log, BOUNDS.log_lower, BOUNDS.log_upper)
+    own = got.sequence.product
+    assert (own.parts, own.moments) == (want.parts, want.moments) or value == 250.0
+    near(weights.log_sums(own)[0], np.longdouble(weights.log_sums(want)[0]))
+    assert (own.low, own.high, own.above, own.below) == (want.low, want.high, want.above, want.below)
+    index = SEQUENCE_ERRORS.index("product")
+    with np.errstate(over="ignore", invalid="ignore"):
+        one = clusters.row_of([np.exp(log)], np.ones(len(log)))
+        mean = float(np.exp(log).mean())
+    error = clusters.standard_error([got.sequence.clusters], index, mean, len(log))
+    expected = clusters.standard_error([one], 0, mean, len(log))
+    assert (error is None) == (expected is None)
+    if error is not None:
+        assert error == pytest.approx(expected, rel=1e-9)
 
 
 def test_one_sequence_far_below_is_no_reason(compiled: library.Compiled) -> None:
