@@ -110,12 +110,12 @@ def _views(
     veto = settings.veto_lower is not None or settings.veto_upper is not None
     mismatch = settings.only != "weights"
 
-    def pool(rows: list[Row], padded: int, empty: str, population: int = 0) -> Pool:
+    def pool(rows: list[Row], padded: int, empty: str, population: int = 0, same_tokens: Pool | None = None) -> Pool:
         why = "a token grouping splits sequences" if token_grouping else None
         joined = rows + _join_fragments(rows, settings)
         return Pool(
             joined, settings.bounds, veto=veto, mismatch=mismatch, padded=padded, empty=empty, why_no_sequences=why,
-            folded=None if tails is None else tails.of(population),
+            folded=None if tails is None else tails.of(population), same_tokens=same_tokens,
         )  # fmt: skip
 
     valid = pool(masked, 0, "no valid tokens")
@@ -123,7 +123,7 @@ def _views(
     if token_grouping:
         return {"masked": truth}, coverage, clusters
     fully_masked = coverage.padlike + coverage.content
-    padded = pool(masked, fully_masked, "no valid tokens").views() if fully_masked else truth
+    padded = pool(masked, fully_masked, "no valid tokens", same_tokens=valid).views() if fully_masked else truth
     same = all(p.rows[key][1] is None for p in partials)
     whole = truth if same and not fully_masked else pool(unmasked, 0, "no positions", 1).views()
     return {"unmasked": whole, "padded": padded, "masked": truth}, coverage, clusters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rollout_is.analysis import weights
@@ -65,11 +66,13 @@ class Pool:
         padded: fully masked segments counted as sequences of weight 1 (x = 0).
         empty: the reason for a null where the pool holds nothing.
         why_no_sequences: set under a token grouping, where statistics of sequences do not exist.
+        same_tokens: another pool of the same rows, which has the figures of tokens already.
     """
 
     def __init__(
         self, rows: Sequence[Row], bounds: tuple[float, float], *, veto: bool, mismatch: bool, padded: int = 0,
         empty: str = "no valid tokens", why_no_sequences: str | None = None, folded: Folded | None = None,
+        same_tokens: Pool | None = None,
     ) -> None:  # fmt: skip
         self.tokens: list[TokenRow] = [r.token for r in rows if r.token is not None]
         # Joined fragments have no token row; their tails are not among those that were folded on arrival.
@@ -81,6 +84,7 @@ class Pool:
         self.padded = padded
         self.empty = empty
         self.no_sequences = why_no_sequences
+        self._same_tokens = same_tokens
         self.folded = folded
         self.tail = None if folded is None else folded.tail
         self.n = sum(t.n for t in self.tokens)
@@ -95,8 +99,8 @@ class Pool:
         return sum(r.clusters for r in self._token_clusters)
 
     def views(self) -> dict[str, Section]:
-        token = self._whole(weights.join([t.weights for t in self.tokens]), "token")
-        out: dict[str, Section] = {"token": self._level(token, "w", sum_infinite=True)}
+        token, mismatch = self.of_tokens
+        out: dict[str, Section] = {"token": dict(token)}
         product = self._with_pads(self._whole(weights.join([s.product for s in self.seqs]), "product"))
         geometric = self._with_pads(self._whole(weights.join([s.geometric for s in self.seqs]), "geometric"))
         out["sequence"] = self._level(product, "product")
@@ -105,8 +109,16 @@ class Pool:
         out["per_sequence"] = self._per_sequence()
         out["veto"] = self._veto()
         if self.mismatch:
-            out["mismatch"] = self._mismatch(token, product, geometric)
+            out["mismatch"] = mismatch | self._mismatch(product, geometric)
         return out
+
+    @cached_property
+    def of_tokens(self) -> tuple[Section, Section]:
+        """Figures of tokens, which no pad changes: of their weights, and of the mismatch family."""
+        if self._same_tokens is not None:
+            return self._same_tokens.of_tokens
+        row = self._whole(weights.join([t.weights for t in self.tokens]), "token")
+        return self._level(row, "w", sum_infinite=True), self._mismatch_tokens(row) if self.mismatch else {}
 
     def _whole(self, row: WeightRow, level: str) -> WeightRow:
         """The row with the histogram that was folded apart from it."""
@@ -275,9 +287,8 @@ class Pool:
             out[sequence] = statistic(sum(s.vetoed for s in self.seqs) / rows, rows)
         return out
 
-    def _mismatch(self, token: WeightRow, product: WeightRow, geometric: WeightRow) -> Section:
-        out = self._mismatch_tokens(token)
-        out |= self._mismatch_sequences()
+    def _mismatch(self, product: WeightRow, geometric: WeightRow) -> Section:
+        out = self._mismatch_sequences()
         for name, row in (("seq", product), ("geometric", geometric)):
             why = self._why(False)
             if why or row.n == 0:

@@ -23,7 +23,7 @@ from rollout_is.analysis.reduce import Launch, Ranks
 from rollout_is.analysis.settings import Settings
 from rollout_is.analysis.summary import Summary
 from rollout_is.analysis.tails import Tails
-from rollout_is.analysis.workers import Job, Progress, run_tasks, usable_cores
+from rollout_is.analysis.workers import Job, Progress, run_tasks, usable_cores, wait_for_workers
 from rollout_is.analysis.worst import WorstSequences, WorstTokens
 from rollout_is.dumps.errors import DumpError, RolloutIsError, UsageError
 from rollout_is.dumps.scan import Scan, scan
@@ -151,12 +151,17 @@ def analyze(
     settle(plan.errors, len(plan.shards), scanned.root, allow_partial)
     job = Job(plan.shards, opener, settings, observers(settings, consumers, diagnose, scanned))
     count = worker_count(workers, plan, settings)
-    outcome = run_plan(plan, job, count, progress)
-    if set(outcome.errors) != set(plan.errors):
-        settle(outcome.errors, len(plan.shards), scanned.root, allow_partial)
-        outcome = run_plan(plan.without(outcome.errors), job, count, progress)  # sums that held a bad shard are void
-    runtime = {"workers": count, "ranks": 1, "seconds": time.monotonic() - started}
-    return conclude(scanned, plan, job, outcome, runtime)
+    try:
+        outcome = run_plan(plan, job, count, progress)
+        if set(outcome.errors) != set(plan.errors):
+            settle(outcome.errors, len(plan.shards), scanned.root, allow_partial)
+            outcome = run_plan(
+                plan.without(outcome.errors), job, count, progress
+            )  # sums that held a bad shard are void
+        runtime = {"workers": count, "ranks": 1, "seconds": time.monotonic() - started}
+        return conclude(scanned, plan, job, outcome, runtime)
+    finally:
+        wait_for_workers()
 
 
 def summarize(

@@ -262,7 +262,20 @@ def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progr
     except BaseException:
         _kill(pool)
         raise
-    pool.shutdown(wait=True)  # idle by now; an executor that is still ending when the interpreter does may speak up
+    pool.shutdown(wait=False)
+    _ending.append(pool)
+
+
+_ending: list[ProcessPoolExecutor] = []  # idle, on their way out
+
+
+def wait_for_workers() -> None:
+    """Until all processes of earlier runs have ended: an executor that is still ending when the interpreter does may speak up.
+
+    They end while the caller goes on with what they gave.
+    """
+    while _ending:
+        _ending.pop().shutdown(wait=True)
 
 
 def _kill(pool: ProcessPoolExecutor) -> None:

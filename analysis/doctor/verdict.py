@@ -47,12 +47,13 @@ class Scene:
         return cast("dict[int | None, S]", self._sums[key])
 
     def pooled(self, kind: type[S], ranks: Sequence[int] = (), steps: Sequence[int] = ()) -> S:
-        """The sums of all units, or of those of some ranks and steps."""
+        """The sums of all units, or of those of some ranks and steps: to be read only."""
         if steps:
             sums = self._by(kind, "step", tuple(ranks))
-            return merged(kind, [sums[s] for s in steps if s in sums])
-        sums = self._by(kind, "rank")
-        return merged(kind, [part for label, part in sums.items() if not ranks or label in ranks])
+            parts = [sums[s] for s in steps if s in sums]
+        else:
+            parts = [part for label, part in self._by(kind, "rank").items() if not ranks or label in ranks]
+        return parts[0] if len(parts) == 1 else merged(kind, parts)
 
 
 @dataclass(frozen=True)
