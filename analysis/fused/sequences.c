@@ -23,7 +23,7 @@ typedef double row[TILE] __attribute__((aligned(64)));
 /* The n sequences with tokens among TILE of the unit; behind them the last one repeated, later 0, up to a multiple of STEP. */
 struct tile {
     int64_t n, padded, at[TILE]; /* at: their places in the table */
-    row raw[COLUMNS], d2, one;
+    row raw[COLUMNS], low, high, d2, one;
     row figure[SEQUENCE_ERRORS], log[LEVELS], e[LEVELS];
     double total[COLUMNS], figures[SEQUENCE_ERRORS]; /* sums of the raw columns and of the figures */
 };
@@ -55,6 +55,14 @@ INLINE void residuals(const double *x, const double *size, double centre, int64_
     *cross = total(product[0] + product[1]);
 }
 
+INLINE void gather(const double *from, int64_t first, int64_t last, const struct tile *t, double *into) {
+    if (t->n == last - first)
+        memcpy(into, from + first, t->n * sizeof(double));
+    else
+        for (int64_t j = 0; j < t->n; j++) into[j] = from[t->at[j]];
+    for (int64_t j = t->n; j < t->padded; j++) into[j] = into[t->n - 1];
+}
+
 /* Fill the tile from sequences [first, last) of the table. */
 static void take(const struct sequences *s, int64_t first, int64_t last, struct tile *t) {
     t->n = 0;
@@ -63,15 +71,9 @@ static void take(const struct sequences *s, int64_t first, int64_t last, struct 
         t->n += s->sums[N * s->stride + k] > 0;
     }
     t->padded = (t->n + STEP - 1) / STEP * STEP;
-    for (int i = 0; i < COLUMNS; i++) {
-        const double *from = s->sums + i * s->stride;
-        double *into = t->raw[i];
-        if (t->n == last - first)
-            memcpy(into, from + first, t->n * sizeof(double));
-        else
-            for (int64_t j = 0; j < t->n; j++) into[j] = from[t->at[j]];
-        for (int64_t j = t->n; j < t->padded; j++) into[j] = into[t->n - 1];
-    }
+    for (int i = 0; i < COLUMNS; i++) gather(s->sums + i * s->stride, first, last, t, t->raw[i]);
+    gather(s->low, first, last, t, t->low);
+    gather(s->high, first, last, t, t->high);
 }
 
 /* exp and exp - 1 of a log; far below 0 they are 0 and -1, above LARGEST infinite. */
@@ -148,6 +150,18 @@ INLINE void range(const double *x, int64_t n, double lower, double upper, struct
     out->above += (int64_t)count(above), out->below += (int64_t)count(below);
 }
 
+/* Extremes of the log-ratio, and how many sequences a vetoed token has. */
+INLINE void extremes(struct sequences *s, const struct tile *t) {
+    vec low = splat(s->lowest), high = splat(s->highest);
+    for (int64_t i = 0; i < t->padded; i += LANES) {
+        vec own_low, own_high;
+        memcpy(&own_low, t->low + i, sizeof own_low), memcpy(&own_high, t->high + i, sizeof own_high);
+        low = smaller(own_low, low), high = larger(own_high, high);
+    }
+    s->lowest = least(low), s->highest = most(high);
+    for (int64_t j = 0; j < t->n; j++) s->vetoed += t->raw[VETO][j] > 0;
+}
+
 /* Add the tile's weights of one level to those before them, ``before`` in number. */
 INLINE void add_weights(const struct tile *t, int level, int64_t before, struct weights *into) {
     const double *w = t->figure[WEIGHT[level]], n = (double)t->n;
@@ -220,11 +234,7 @@ INLINE int run(struct sequences *s, int mismatch) {
         take(s, first, s->count - first < TILE ? s->count : first + TILE, &t);
         if (!t.n) continue;
         if (!each(s, mismatch, &t)) return 1;
-        for (int64_t j = 0; j < t.n; j++) {
-            double low = s->low[t.at[j]], high = s->high[t.at[j]];
-            s->lowest = low < s->lowest ? low : s->lowest, s->highest = high > s->highest ? high : s->highest;
-            s->vetoed += t.raw[VETO][j] > 0;
-        }
+        extremes(s, &t);
         range(t.e[MEAN], t.n, -DBL_MAX, DBL_MAX, &less);
         range(t.figure[X], t.n, s->lower, s->upper, &s->level[MEAN]);
         for (int level = PRODUCT; level < levels; level++) range(t.log[level], t.n, s->log_lower, s->log_upper, &s->level[level]);
