@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -170,11 +171,15 @@ class Pieces:
         near = ranks[ranks.searchsorted(bounds, side="right") - 1]
         moves = (bounds - near <= block // SLACK) & np.append(inner > 0, False)
         bounds = np.where(moves, near, bounds)
+        starts, sequence = ranks[:-1], np.arange(len(ranks) - 1)
         at = ranks.searchsorted(bounds[:-1], side="right")
-        starts = np.insert(ranks[:-1], at, bounds[:-1])
-        sequence = np.insert(np.arange(len(ranks) - 1), at, at - 1)
+        inside = ranks[at - 1] != bounds[:-1]  # blocks that begin inside a sequence cut it in two
+        if inside.any():
+            starts = np.insert(starts, at[inside], bounds[:-1][inside])
+            sequence = np.insert(sequence, at[inside], at[inside] - 1)
         some = np.diff(starts, append=ranks[-1]) > 0
         starts, sequence = starts[some], sequence[some]
         first = starts.searchsorted(bounds)
-        starts -= np.repeat(bounds[:-1], np.diff(first))
+        for bound, (a, b) in zip(bounds[:-1].tolist(), pairwise(first.tolist()), strict=True):
+            starts[a:b] -= bound
         return Pieces(bounds, numbers, first, starts, sequence)

@@ -155,10 +155,11 @@ class UnitRun:
         """Read it all; what it gave."""
         edges = np.clip(self.edges, self.unit.start, self.unit.stop) - self.unit.start
         runs = self._read_mask(edges)
+        before = runs[VALID].before(edges)
+        self.valid += np.diff(before)
+        others = runs[HIDDEN].before(edges) if self.skipped.any() else edges - before
         cuts = units.cut_chunks(edges)
-        hidden, valid = (
-            self._half(number, own, edges, cuts) for number, own in zip((HIDDEN, VALID), runs, strict=True)
-        )
+        hidden, valid = (self._half(number, runs[number], (others, before)[number], cuts) for number in (HIDDEN, VALID))
         for number, (start, stop) in enumerate(pairwise(cuts)):
             at = self.unit.start
             train, rollout = (self.shard.read(role, at + start, at + stop) for role in ("train", "rollout"))
@@ -189,12 +190,12 @@ class UnitRun:
         else:
             on = Runs(valid, memory.take("scratch", n))
             runs = on.inverse(memory.take("hidden", n)), on
-        self.valid += np.diff(runs[VALID].before(edges))
         return runs
 
-    def _half(self, number: int, runs: Runs, edges: Ints, cuts: list[int]) -> _Half:
+    def _half(self, number: int, runs: Runs, ranks: Ints, cuts: list[int]) -> _Half:
+        """``ranks``: the population's tokens before each segment, and in all."""
         engine = self.engine
-        pieces = Pieces.cut(runs.before(edges), runs.before(np.array(cuts)), units.BLOCK_TOKENS)
+        pieces = Pieces.cut(ranks, runs.before(np.array(cuts)), units.BLOCK_TOKENS)
         columns = engine.stores[number].columns(len(pieces.starts))
         moments = bool(engine.consumers)
         own = Sums(engine.bounds, self.shift, engine.mismatch, moments=moments, columns=columns)

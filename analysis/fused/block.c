@@ -25,7 +25,16 @@ struct tile {
     double gap[TILE + LANES] __attribute__((aligned(64)));
     uint32_t bits[TILE + LANES] __attribute__((aligned(64)));
     uint32_t bin[TILE + LANES] __attribute__((aligned(64)));
+    double farthest; /* largest |d| */
 };
+
+/* The sums of a piece. */
+struct piece {
+    double value[ROWS];
+    uint32_t bits;
+};
+
+static const struct piece NOTHING = {.value = {[LOWEST] = DBL_MAX, [HIGHEST] = -DBL_MAX}};
 
 /* Where the next token stands. */
 struct cursor {
@@ -154,7 +163,7 @@ INLINE int each(const struct block *b, int64_t n, int mismatch, struct tile *til
     static const ivec lanes = PLACES;
     vec p_sum = {0}, p2_sum = {0}, q_sum = {0}, q2_sum = {0}, cross_sum = {0};
     vec train_high = splat(-DBL_MAX), rollout_high = splat(-DBL_MAX);
-    vec train_low = whole->train_low, rollout_low = whole->rollout_low, largest = whole->largest;
+    vec farthest = {0}, train_low = whole->train_low, rollout_low = whole->rollout_low, largest = whole->largest;
     ivec fine = (ivec){0} - 1, zeros = whole->zeros, negative_zeros = whole->negative_zeros;
     for (int64_t i = 0; i < n; i += LANES) {
         ivec live = lanes < n - i;
@@ -162,7 +171,8 @@ INLINE int each(const struct block *b, int64_t n, int mismatch, struct tile *til
         memcpy(&t, tile->train + i, sizeof t);
         memcpy(&r, tile->rollout + i, sizeof r);
         vec d = t - r;
-        fine &= magnitude(d) <= HOT;
+        vec size = magnitude(d);
+        fine &= size <= HOT, farthest = larger(size, farthest);
         train_low = smaller(t, train_low), train_high = larger(t, train_high);
         rollout_low = smaller(r, rollout_low), rollout_high = larger(r, rollout_high);
         zeros += (d == 0.0) & live;
@@ -186,6 +196,7 @@ INLINE int each(const struct block *b, int64_t n, int mismatch, struct tile *til
     }
     /* Apart from the loop above: neighbours fall into the same bin, and what waits for them would hold everything up. */
     for (int64_t i = 0; i < n; i++) whole->bins[tile->bin[i]]++;
+    tile->farthest = most(farthest);
     whole->zeros = zeros, whole->negative_zeros = negative_zeros;
     whole->train_low = train_low, whole->rollout_low = rollout_low, whole->largest = largest;
     whole->train_high = larger(train_high, whole->train_high);
@@ -202,7 +213,7 @@ INLINE int each(const struct block *b, int64_t n, int mismatch, struct tile *til
 }
 
 /* Add tokens [first, last) of the tile to the sums of their piece: whole vectors of them. */
-INLINE int64_t add_vectors(const struct block *b, const struct tile *tile, int64_t first, int64_t last, int mismatch, double *value) {
+INLINE int64_t add_vectors(const struct block *b, const struct tile *tile, int64_t first, int64_t last, int mismatch, int near, double *value) {
     vec d_sum = {0}, abs_sum = {0}, d2_sum = {0}, train_sum = {0}, e_sum = {0}, e2_sum = {0}, w_sum = {0}, w2_sum = {0};
     vec mult_sum = {0}, gap_sum = {0}, low = splat(value[LOWEST]), high = splat(value[HIGHEST]);
     ivec above = {0}, below = {0}, extreme = {0}, veto = {0}, identical = {0};
@@ -215,8 +226,11 @@ INLINE int64_t add_vectors(const struct block *b, const struct tile *tile, int64
         vec size = magnitude(d), plain = e - b->e_shift;
         low = smaller(d, low), high = larger(d, high);
         d_sum += d, abs_sum += size, e_sum += plain, e2_sum += plain * plain, w_sum += w, w2_sum += w * w;
-        above += d > b->log_upper, below += d < b->log_lower, extreme += size > b->extreme;
-        veto += (d < b->veto_lower) | (d > b->veto_upper), identical += d == 0.0;
+        identical += d == 0.0;
+        if (!near) {
+            above += d > b->log_upper, below += d < b->log_lower, extreme += size > b->extreme;
+            veto += (d < b->veto_lower) | (d > b->veto_upper);
+        }
         if (b->moments) {
             vec t, centred = d - b->shift;
             memcpy(&t, tile->train + i, sizeof t);
@@ -231,8 +245,11 @@ INLINE int64_t add_vectors(const struct block *b, const struct tile *tile, int64
     }
     value[D] += total(d_sum), value[ABS] += total(abs_sum), value[E] += total(e_sum), value[E2] += total(e2_sum);
     value[W] += total(w_sum), value[W2] += total(w2_sum);
-    value[HIGH] += count(above), value[LOW] += count(below), value[EXTREME] += count(extreme);
-    value[VETO] += count(veto), value[IDENTICAL] += count(identical);
+    value[IDENTICAL] += count(identical);
+    if (!near) {
+        value[HIGH] += count(above), value[LOW] += count(below), value[EXTREME] += count(extreme);
+        value[VETO] += count(veto);
+    }
     if (b->moments) value[D2] += total(d2_sum), value[T] += total(train_sum);
     if (mismatch) value[MULT] += total(mult_sum), value[DP] += total(gap_sum);
     value[LOWEST] = least(low), value[HIGHEST] = most(high);
@@ -240,7 +257,7 @@ INLINE int64_t add_vectors(const struct block *b, const struct tile *tile, int64
 }
 
 /* The same one by one: what is left over, and pieces of a few tokens. */
-INLINE void add_one_by_one(const struct block *b, const struct tile *tile, int64_t first, int64_t last, int mismatch, double *value) {
+INLINE void add_one_by_one(const struct block *b, const struct tile *tile, int64_t first, int64_t last, int mismatch, int near, double *value) {
     double d_sum = 0, abs_sum = 0, d2_sum = 0, train_sum = 0, e_sum = 0, e2_sum = 0, w_sum = 0, w2_sum = 0, mult_sum = 0, gap_sum = 0;
     double low = value[LOWEST], high = value[HIGHEST];
     int64_t above = 0, below = 0, extreme = 0, veto = 0, identical = 0;
@@ -249,15 +266,28 @@ INLINE void add_one_by_one(const struct block *b, const struct tile *tile, int64
         low = d < low ? d : low, high = d > high ? d : high;
         d_sum += d, abs_sum += size, e_sum += plain, e2_sum += plain * plain, w_sum += w, w2_sum += w * w;
         d2_sum += centred * centred, train_sum += tile->train[i];
-        above += d > b->log_upper, below += d < b->log_lower, extreme += size > b->extreme;
-        veto += (d < b->veto_lower) | (d > b->veto_upper), identical += d == 0.0;
+        identical += d == 0.0;
+        if (!near) {
+            above += d > b->log_upper, below += d < b->log_lower, extreme += size > b->extreme;
+            veto += (d < b->veto_lower) | (d > b->veto_upper);
+        }
         if (mismatch) mult_sum += tile->mult[i], gap_sum += tile->gap[i];
     }
     value[D] += d_sum, value[ABS] += abs_sum, value[E] += e_sum, value[E2] += e2_sum, value[W] += w_sum, value[W2] += w2_sum;
-    value[HIGH] += above, value[LOW] += below, value[EXTREME] += extreme, value[VETO] += veto, value[IDENTICAL] += identical;
+    value[IDENTICAL] += identical;
+    if (!near) value[HIGH] += above, value[LOW] += below, value[EXTREME] += extreme, value[VETO] += veto;
     if (b->moments) value[D2] += d2_sum, value[T] += train_sum;
     if (mismatch) value[MULT] += mult_sum, value[DP] += gap_sum;
     value[LOWEST] = low, value[HIGHEST] = high;
+}
+
+/* Add tokens [first, last) of the tile; ``near``: none of them is beyond a bound. */
+INLINE void add(const struct block *b, const struct tile *tile, int64_t first, int64_t last, int mismatch, int near, struct piece *piece) {
+    piece->value[N] += (double)(last - first);
+    if (b->checksum)
+        for (int64_t i = first; i < last; i++) piece->bits += tile->bits[i];
+    if (last - first >= LANES) first = add_vectors(b, tile, first, last, mismatch, near, piece->value);
+    if (first < last) add_one_by_one(b, tile, first, last, mismatch, near, piece->value);
 }
 
 /* What follows from the sums of a piece, as sums.py has it: W and W2 from w - 1, which keeps the digits of weights near 1, but
@@ -269,6 +299,16 @@ INLINE void complete(const struct block *b, int mismatch, double *value) {
         double k3 = value[E] - value[D] + value[N] * b->e_shift;
         value[K3] = k3 > 0 ? k3 : 0;
     }
+}
+
+/* Row by row as it stands here: a loop over them would keep the sums from staying in registers. */
+INLINE void put(const struct block *b, const struct piece *own, int64_t piece) {
+    double *column = b->columns + piece;
+#define PUT(row) column[row * b->stride] = own->value[row]
+    PUT(N), PUT(D), PUT(ABS), PUT(E), PUT(E2), PUT(W), PUT(W2), PUT(T), PUT(D2), PUT(MULT), PUT(DP), PUT(K3), PUT(HIGH), PUT(LOW);
+    PUT(EXTREME), PUT(VETO), PUT(IDENTICAL), PUT(TAIL), PUT(LOWEST), PUT(HIGHEST);
+#undef PUT
+    if (b->checksum) b->checksum[piece] = own->bits;
 }
 
 INLINE int run(struct block *b, int mismatch) {
@@ -284,9 +324,9 @@ INLINE int run(struct block *b, int mismatch) {
         if (skip < length) break;
         skip -= length;
     }
-    double value[ROWS] = {[LOWEST] = DBL_MAX, [HIGHEST] = -DBL_MAX};
-    uint32_t bits = 0;
+    struct piece carried = NOTHING;
     int64_t piece = 0;
+    int begun = 0;
     for (int64_t start = 0; start < b->tokens; start += TILE) {
         int64_t n = b->tokens - start < TILE ? b->tokens - start : TILE;
         fill(b, &from, n, &tile);
@@ -298,24 +338,23 @@ INLINE int run(struct block *b, int mismatch) {
             memcpy(b->keep_d + start, tile.d, size);
             memcpy(b->keep_e + start, tile.e, size);
         }
+        int near = tile.farthest <= b->nearest;
         for (int64_t at = 0; at < n;) {
             int64_t stop = (piece + 1 < b->pieces ? b->starts[piece + 1] : b->tokens) - start, last = stop < n ? stop : n;
-            value[N] += (double)(last - at);
-            if (b->checksum)
-                for (int64_t i = at; i < last; i++) bits += tile.bits[i];
-            if (last - at >= LANES) at = add_vectors(b, &tile, at, last, mismatch, value);
-            if (at < last) add_one_by_one(b, &tile, at, last, mismatch, value);
+            struct piece own = NOTHING;
+            if (begun) own = carried;
+            if (near)
+                add(b, &tile, at, last, mismatch, 1, &own);
+            else
+                add(b, &tile, at, last, mismatch, 0, &own);
             at = last;
-            if (stop > n) break; /* the piece goes on in the next tile */
-            complete(b, mismatch, value);
-            for (int row = 0; row < ROWS; row++) {
-                b->columns[row * b->stride + piece] = value[row];
-                value[row] = 0;
+            begun = stop > n;
+            if (begun) { /* it goes on in the next tile */
+                carried = own;
+                break;
             }
-            value[LOWEST] = DBL_MAX, value[HIGHEST] = -DBL_MAX;
-            if (b->checksum) b->checksum[piece] = bits;
-            bits = 0;
-            piece++;
+            complete(b, mismatch, own.value);
+            put(b, &own, piece++);
         }
     }
     for (int i = 0; i < BINS; i++) b->bins[i] += whole.bins[i];

@@ -26,6 +26,7 @@ struct block {
     int32_t mismatch, moments; /* the probability family; sums of train log-probs and of d^2 */
     double shift, e_shift, shift_p, shift_q;
     double log_lower, log_upper, extreme, veto_lower, veto_upper;
+    double nearest; /* no |d| up to it is beyond any of these bounds */
     double cold; /* mean weight of a piece below which its weights are summed as they are */
 
     /* Filled. */

@@ -37,6 +37,7 @@ class Fused:
             extreme=math.log(2.0),
             veto_lower=-math.inf if bounds.veto_lower is None else bounds.veto_lower,
             veto_upper=math.inf if bounds.veto_upper is None else bounds.veto_upper,
+            nearest=bounds.nearest,
             cold=COLD,
         )
         self._pointer = ctypes.pointer(self._block)

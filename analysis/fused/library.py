@@ -44,7 +44,10 @@ class Block(ctypes.Structure):
         ("pieces", _int),
         *((name, _short) for name in ("train_type", "rollout_type", "mismatch", "moments")),
         *((name, _float) for name in ("shift", "e_shift", "shift_p", "shift_q")),
-        *((name, _float) for name in ("log_lower", "log_upper", "extreme", "veto_lower", "veto_upper", "cold")),
+        *(
+            (name, _float)
+            for name in ("log_lower", "log_upper", "extreme", "veto_lower", "veto_upper", "nearest", "cold")
+        ),
         ("columns", _address),
         ("stride", _int),
         ("checksum", _address),
