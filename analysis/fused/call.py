@@ -87,8 +87,9 @@ class Fused:
             self._checksum = np.zeros(2 * k, dtype=np.uint32)
         block.checksum = address(self._checksum) if checksums else None
         block.bins = address(into.whole.bins)
-        block.keep = kept
-        if kept and keep is not None:
+        block.keep = 0
+        if keep is not None and kept:
+            block.keep = kept
             room = (keep.train, keep.rollout, keep.d, keep.e)
             block.keep_train, block.keep_rollout, block.keep_d, block.keep_e = map(address, room)
         if self._function(self._pointer):

@@ -69,7 +69,7 @@ class Figures:
         if facts.nonfinite.any() or any(m.scaled.sequence for m in population.members):
             return None
         first, count = population.members[0], table.sums.shape[1]
-        # What the caller has is one number after another in all three but for the way it was picked.
+        # The kernel steps over rows by a stride, and within a row from one number to the next.
         sums = table.sums if table.sums.strides[1] == table.sums.itemsize else np.ascontiguousarray(table.sums)
         low, high = np.ascontiguousarray(table.low), np.ascontiguousarray(table.high)
         if count > self._logs.shape[1]:
