@@ -95,6 +95,11 @@ _NOTES: dict[str, tuple[str, str, str]] = {
         "every rank dumped its own part; token figures are right, figures of sequences are those of slices",
         "gather the slices before the dump: only the trainer knows their layout",
     ),
+    "column-in-some-shards": (
+        "group_ids or a further mask that some shards have and others lack",
+        "steps of two versions of the hook in one dump, or a rank that did not write the column",
+        "read the steps apart with --steps, or dump the column in every shard",
+    ),
     "pad-with-valid-tokens": (
         "segments marked as padding hold tokens that the mask lets through",
         "the mask of the pad tail is not 0, or the flags belong to other segments",

@@ -83,6 +83,7 @@ def data_notes(
                 "masks-identical", "notice", role,
                 f"{role} is identical to {mask} at every position: before and after it are the same figures",
             )  # fmt: skip
+    _in_some_shards(shards, note)
     if observed.pad_valid:
         note(
             "pad-with-valid-tokens", "warning", "segment_is_pad",
@@ -97,6 +98,17 @@ def data_notes(
         values = ", ".join(value for value, _ in top)
         note("mask-fill-values", "info", "rollout", f"observed fill values under the mask: {values}")
     return notes
+
+
+def _in_some_shards(shards: Sequence[ShardInfo], note: Say) -> None:
+    """Optional columns that only some of the shards have: figures then rest on two kinds of shards."""
+    told = {"group_ids": "standard errors are clustered by group in them and by sequence in the others"}
+    roles = {role for info in shards for role in info.columns if role in told or role.startswith("mask.")}
+    for role in sorted(roles):
+        having = sum(role in info.columns for info in shards)
+        if having < len(shards):
+            said = told.get(role, "what is said of it counts those shards alone")
+            note("column-in-some-shards", "notice", role, f"{role} is in {having:,} of {len(shards):,} shards: {said}")
 
 
 def _place(shards: Sequence[ShardInfo], place: tuple[int, int, float, float]) -> str:
@@ -133,8 +145,8 @@ def _sides(observed: Observations, note: Say) -> None:
         elif side.zeros_disagreeing > max(1, 0.001 * valid):
             note(
                 "constant-value", "warning", name,
-                f"{name} is exactly 0 at {_share(side.zeros, valid)} of valid tokens where the other side is not "
-                f"near 0 ({side.zeros_disagreeing:,} tokens): placeholders, or prompt inside the mask?",
+                f"{name} is exactly 0 where the other side is not near 0 at {_share(side.zeros_disagreeing, valid)} of "
+                f"valid tokens ({side.zeros:,} are 0 in all): placeholders, or prompt inside the mask?",
             )  # fmt: skip
         _constants(name, side, note)
 

@@ -24,6 +24,7 @@ VERL = "verl's rollout correction guide"
 
 # Notes of the engine that belong into the verdict at warning and above: what to run next.
 _NEXT_BY_CODE = {"duplicates": "analyze {dump} --top 20", "missing": "inspect {dump}"}
+_THRESHOLD_BY_CODE = {"constant-value": "more than 0.1 % of valid tokens at 0, or a fifth of a sample at another value"}
 
 
 def findings(summary: Summary) -> tuple[Finding, ...]:
@@ -80,7 +81,7 @@ def _noted(s: Summary) -> Iterator[Finding]:
                 note.severity,
                 note.message,
                 {"metric": note.metric} if note.metric else {},
-                "any at all",
+                _THRESHOLD_BY_CODE.get(note.code, "any at all"),
                 f"rollout-is {follow.format(dump=shell_path(s, headers=follow.startswith('inspect')))}",
             )
 

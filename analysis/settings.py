@@ -56,12 +56,20 @@ class Settings:
                     "bounds are on weights, and weights are positive",
                     "give a positive number, such as 0.5",
                 )
+        if not lower < upper and self.lower is None:
+            raise UsageError(
+                f"--upper {upper}",
+                f"expected an upper bound above 1, found {upper}",
+                f"the lower bound that is not given is 1/upper, here {lower:g}",
+                "give --upper above 1, or --lower too",
+            )
         if not lower < upper:
+            equal = lower == upper
             raise UsageError(
                 f"--lower {lower} --upper {upper}",
                 f"expected lower < upper, found lower {lower} and upper {upper}",
-                "the bounds are reversed",
-                "swap them",
+                "the bounds are equal" if equal else "the bounds are reversed",
+                "give a lower bound below the upper one" if equal else "swap them",
             )
         if self.veto_lower is not None and self.veto_upper is not None and not self.veto_lower < self.veto_upper:
             raise UsageError(

@@ -14,7 +14,7 @@ from rollout_is.analysis.compare.saved import is_saved, read_saved
 from rollout_is.analysis.summary import VIEWS, Summary
 from rollout_is.cli import options as o
 from rollout_is.cli.corrections import AsOption, AuditOption, NoteAbove, PolicyOption, prepare
-from rollout_is.cli.output import check_output, remark, write_result
+from rollout_is.cli.output import check_output, remark, runtime_line, write_result
 from rollout_is.cli.progress import Progress
 from rollout_is.cli.render import report
 from rollout_is.cli.render.terminal import detect, for_file
@@ -96,7 +96,7 @@ def command(
         )
     summary = extras.finish(summary)
     if verbose:
-        remark(_runtime(summary), quiet)
+        remark(runtime_line(summary.runtime), quiet)
     return _report(summary, views, levels, format_, output, force, color)
 
 
@@ -143,8 +143,3 @@ def rendered(summary: Summary, format_: o.Format, to_file: bool = False, color: 
         return report.to_md(summary)
     terminal = for_file() if to_file else detect(sys.stdout, color.value)
     return report.to_text(summary, terminal)
-
-
-def _runtime(summary: Summary) -> str:
-    values = {k: f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in summary.runtime.items()}
-    return "runtime: " + ", ".join(f"{key} {value}" for key, value in values.items())

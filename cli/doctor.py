@@ -12,7 +12,7 @@ import typer
 
 from rollout_is.analysis.compare.saved import is_saved
 from rollout_is.cli import options as o
-from rollout_is.cli.output import check_output, remark, write_result
+from rollout_is.cli.output import check_output, remark, runtime_line, write_result
 from rollout_is.cli.progress import Progress
 from rollout_is.cli.render import doctor as render
 from rollout_is.cli.render.terminal import detect, for_file
@@ -90,7 +90,7 @@ def command(
     if not _prints():
         return 0
     if verbose:
-        remark(f"{found.summary.coverage.get('shards', 0)} shards read; runtime {dict(found.summary.runtime)}", quiet)
+        remark(f"shards read: {found.summary.coverage.get('shards', 0)}; {runtime_line(found.summary.runtime)}", quiet)
     write_result(_rendered(found, format_, output, color), output, force)
     if not found.summary.comparable:
         return NOTHING_VALID

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollout_is.dumps.errors import UsageError
@@ -94,6 +95,16 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+
+
+def runtime_line(runtime: Mapping[str, object]) -> str:
+    """How an analysis ran, in one line.
+
+    >>> runtime_line({"workers": 2, "seconds": 1.23456})
+    'runtime: workers 2, seconds 1.23'
+    """
+    values = {k: f"{v:.2f}" if isinstance(v, float) else str(v) for k, v in runtime.items()}
+    return "runtime: " + ", ".join(f"{key} {value}" for key, value in values.items())
 
 
 def _to_stdout(text: str) -> None:

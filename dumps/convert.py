@@ -144,9 +144,9 @@ def _convert_shard(info: ShardInfo, target: Path, dtype: str | None, advance: Ca
         raise UsageError(
             str(target), "expected a target beside the source, found the source itself", code="target-exists"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with open_shard(info) as shard, open(temporary, "wb") as file:
             copy = _Copy(info, shard, dtype)
             copy.write(file.fileno(), advance)
@@ -158,7 +158,7 @@ def _convert_shard(info: ShardInfo, target: Path, dtype: str | None, advance: Ca
         raise DumpError(
             str(target),
             f"expected to write the shard, found {error.strerror or error}",
-            "the disk is full, or the folder may not be written to",
+            "the disk is full, the folder may not be written to, or a file stands in its place",
             "make room, or give another folder; shards written before are whole",
             code="dump-write-failed",
         ) from error

@@ -52,8 +52,8 @@ def read_saved(path: str) -> Summary:
         raise DumpError(
             f"{path}:{error.lineno}",
             "expected JSON, found an empty file" if empty else f"expected JSON, found: {error.msg}",
-            "the file was cut off or edited",
-            f"rollout-is analyze DUMP --by step --format json -o {path} --force",
+            "the file was cut off or edited, or it is another file",
+            "name what rollout-is analyze DUMP --by step --format json -o FILE (or rollout-is baseline) wrote",
             code="saved-not-json",
         ) from None
     schema = data.get("schema") if isinstance(data, dict) else None
@@ -66,7 +66,7 @@ def read_saved(path: str) -> Summary:
         raise DumpError(
             path,
             f"expected a summary of schema {SCHEMA!r}, found {found}",
-            "another command or another version of rollout-is wrote it, or it was edited",
-            f"rollout-is analyze DUMP --by step --format json -o {path} --force",
+            "another command or another version of rollout-is wrote it, it was edited, or it is another file",
+            "name what rollout-is analyze DUMP --by step --format json -o FILE (or rollout-is baseline) wrote",
             code="saved-schema",
         ) from None

@@ -93,6 +93,8 @@ def _columns(summary: Summary) -> str:
     for role in roles:
         dtype = dtypes.get(role) if isinstance(dtypes, Mapping) else None
         name = _join(used[role])
+        if role == "mask" and summary.settings.get("mask", "response_mask") != "response_mask":
+            role = "response_mask"  # what is used in its place has a line of its own
         out.append((role if name == role else f"{role} = {name}") + (f" ({_join(dtype)})" if dtype else ""))
     return ", ".join(out)
 

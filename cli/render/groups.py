@@ -97,6 +97,9 @@ def _why_none(groups: Mapping[str, Group], section: str, name: str) -> str | Non
     return reasons.pop() if len(reasons) == 1 else None
 
 
+_PLURALS = {"probability": "probabilities"}
+
+
 def _trend(by: str, name: str, series: Sequence[float | None], unicode: bool) -> list[str]:
     values = list(series)
     if len(values) > MOST_MARKS:  # one mark a bucket: its largest value, so that no spike is averaged away
@@ -106,7 +109,9 @@ def _trend(by: str, name: str, series: Sequence[float | None], unicode: bool) ->
     known = [v for v in values if v is not None]
     if len(values) < 3 or not known or min(known) == max(known):
         return []
-    return [f"{name} over {by}s: {sparkline(values, unicode)}  {figure(min(known))} to {figure(max(known))}"]
+    return [
+        f"{name} over {_PLURALS.get(by, f'{by}s')}: {sparkline(values, unicode)}  {figure(min(known))} to {figure(max(known))}"
+    ]
 
 
 def _outlier(by: str, name: str, keys: Sequence[str], series: Sequence[float | None]) -> list[str]:

@@ -191,7 +191,19 @@ def test_exact_zeros_at_part_of_the_valid_tokens() -> None:
     r[:120] = 0.0
     got = shard(t, r, np.ones(300), [0, 150, 300]).summarize()
     said = messages(got, "constant-value")
-    assert "rollout" in said and "0" in said
+    off = int(np.count_nonzero(np.abs(t[:120]) > 1e-2))
+    assert f"at {off / 3:.3g} % ({off}) of valid tokens" in said and "(120 are 0 in all)" in said
+
+
+def test_columns_that_some_shards_lack_are_said(tmp_path: Path) -> None:
+    with_groups = randomly(np.random.default_rng(76), segments=4)
+    with_groups.columns = {"group_ids": torch.tensor([0, 0, 1, 1]), "mask.before": torch.ones_like(with_groups.mask)}
+    without = randomly(np.random.default_rng(77), segments=4)
+    got = analyze(write_dump(tmp_path, [with_groups, without]))
+    said = messages(got, "column-in-some-shards")
+    assert "group_ids is in 1 of 2 shards" in said and "mask.before is in 1 of 2 shards" in said
+    without.columns = with_groups.columns | {"mask.before": torch.ones_like(without.mask)}
+    assert "column-in-some-shards" not in codes(analyze(write_dump(tmp_path / "both", [with_groups, without])))
 
 
 def test_masks_identical_is_said(tmp_path: Path) -> None:

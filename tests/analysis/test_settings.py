@@ -25,3 +25,11 @@ def test_reversed_bounds() -> None:
         Settings(lower=3.0, upper=2.0)
     with pytest.raises(UsageError, match="reversed"):
         Settings(veto_lower=2.0, veto_upper=1.0)
+    with pytest.raises(UsageError, match="equal"):
+        Settings(lower=2.0, upper=2.0)
+
+
+def test_an_upper_bound_that_the_lower_one_cannot_follow_from() -> None:
+    with pytest.raises(UsageError, match="above 1") as caught:
+        Settings(upper=0.5)
+    assert "--lower" not in str(caught.value).splitlines()[0]

@@ -133,6 +133,15 @@ def test_a_disk_that_refuses_is_one_error(samples_root, tmp_path, monkeypatch):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("inside", ["", "step"])
+def test_a_file_in_the_place_of_a_folder_is_one_error(samples_root, tmp_path, inside):
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(DumpError, match=r"Not a directory|File exists") as caught:
+        convert(samples_root / "skyrl", tmp_path / "file" / inside)
+    assert caught.value.code == "dump-write-failed"
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_files_that_differ_only_in_suffix_do_not_meet(samples_root, tmp_path):
     source = tmp_path / "in"
     source.mkdir()
