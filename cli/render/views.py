@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rollout_is.analysis.catalog import catalog, names
@@ -89,9 +89,11 @@ def _levels_joined(
         body.append(tuple(line))
     cut = short and any(name.startswith("rollout_is_") for name in rows)
     remarks = _directions(levels[0], [n for n in rows if (levels[0], n) in catalog()]) if levels else []
-    error = _stderr(summary, "token", "rollout_is_mean") if "token" in levels and "rollout_is_mean" in rows else None
-    if error is not None:
-        remarks.append(f"standard error of the masked token mean: {figure(error)}")
+    if "rollout_is_mean" in rows:
+        errors = [(level, _stderr(summary, level, "rollout_is_mean")) for level in levels]
+        said = [f"{level} {figure(error)}" for level, error in errors if error is not None]
+        if said:
+            remarks.append(f"standard error of the masked mean, clustered by {_clusters(summary)}: {', '.join(said)}")
     return Table(title + (" (rollout_is_...)" if cut else ""), tuple(columns), tuple(body), tuple(remarks))
 
 
@@ -133,6 +135,11 @@ def _value(summary: Summary, view: str, entry: Entry | None, views: Sequence[str
 def _stderr(summary: Summary, section: str, name: str) -> float | None:
     statistic = summary.views.get("masked", {}).get(section, {}).get(name)
     return None if statistic is None else statistic.stderr
+
+
+def _clusters(summary: Summary) -> str:
+    columns = summary.source.get("columns")
+    return "group" if isinstance(columns, Mapping) and "group_ids" in columns else "sequence"
 
 
 def _directions(section: str, rows: Sequence[str]) -> list[str]:
