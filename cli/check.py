@@ -84,7 +84,7 @@ def command(
     columns = o.parse_columns(column)
     check_margin(margin)
     check_output(output, force)
-    check_output(junit, force=True)
+    check_output(junit, force=True, option="--junit")
     config = _config(limits)
     reference = _baseline(baseline, config)
     chosen = _limits(config, reference, baseline, margin)
@@ -100,7 +100,7 @@ def command(
     verdict = evaluate(summary, chosen, reference, strict=strict)
     write_result(_rendered(verdict, format_, output is not None, color), output, force)
     if junit is not None:
-        write_result(to_junit(verdict), junit, force=True)
+        write_result(to_junit(verdict), junit, force=True, option="--junit")
     if github:
         # GitHub reads commands from either stream; a JSON or CSV result must stay whole
         stream = sys.stdout if format_ is o.Format.table and output is None else sys.stderr

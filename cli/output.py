@@ -18,7 +18,7 @@ def secondary_rank() -> bool:
     return launched and os.environ["RANK"] != "0"
 
 
-def check_output(path: Path | None, force: bool) -> None:
+def check_output(path: Path | None, force: bool, option: str = "-o") -> None:
     """Refuse an output file that exists or cannot be written, before any work is done.
 
     Raises:
@@ -26,10 +26,10 @@ def check_output(path: Path | None, force: bool) -> None:
     """
     if path is None or str(path) == "-" or _is_device(path):
         return
-    where = f"-o {path}"
+    where = f"{option} {path}"
     if path.is_dir():
         raise UsageError(
-            where, "expected a file, found a folder", fix=f"-o {path / 'report.txt'}", code="output-folder"
+            where, "expected a file, found a folder", fix=f"{option} {path / 'report.txt'}", code="output-folder"
         )
     if path.exists() and not force:
         raise UsageError(
@@ -53,13 +53,14 @@ def check_output(path: Path | None, force: bool) -> None:
         )
 
 
-def write_result(text: str, output: Path | None = None, force: bool = False) -> None:
+def write_result(text: str, output: Path | None = None, force: bool = False, option: str = "-o") -> None:
     """Write the result of a command: to stdout, or atomically to ``output``.
 
     Args:
         text: the whole result, newline at its end.
         output: file of ``-o``; None and ``-`` are stdout.
         force: an existing file may be replaced.
+        option: how the command line calls it.
 
     Raises:
         UsageError: see ``check_output``, or the disk refuses the write.
@@ -69,9 +70,9 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
     if output is None or str(output) == "-":
         _to_stdout(text)
         return
-    check_output(output, force)
+    check_output(output, force, option)
     if _is_device(output):  # /dev/null, a named pipe: written to, never replaced by a file
-        _to_device(text, output)
+        _to_device(text, output, option)
         return
     temporary = None
     try:
@@ -86,7 +87,7 @@ def write_result(text: str, output: Path | None = None, force: bool = False) -> 
         temporary = None
     except OSError as error:
         raise UsageError(
-            f"-o {output}",
+            f"{option} {output}",
             f"expected to write {len(text)} characters, found {error.strerror or error}",
             "the disk is full, or the folder cannot be written",
             "choose another file",
@@ -130,13 +131,13 @@ def _is_device(path: Path) -> bool:
     return path.is_char_device() or path.is_fifo()
 
 
-def _to_device(text: str, output: Path) -> None:
+def _to_device(text: str, output: Path, option: str) -> None:
     try:
         with output.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             file.write(text)
     except OSError as error:
         raise UsageError(
-            f"-o {output}",
+            f"{option} {output}",
             f"expected to write {len(text)} characters, found {error.strerror or error}",
             "the device or pipe does not take them",
             "choose a file",

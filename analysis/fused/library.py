@@ -128,8 +128,10 @@ def kernel() -> tuple[str, Compiled | None]:
     raise UsageError(
         f"{VARIABLE}={wanted}",
         f"expected one of {', '.join(name for name, _ in found)}, which this install and this processor have, found {wanted}",
-        "the compiled kernels are built when rollout-is is installed, where a C compiler is there",
-        f"unset {VARIABLE}, or install again with a C compiler on PATH",
+        "a misspelt name, or a processor without those instructions"
+        if len(found) > 1
+        else "the compiled kernels are built when rollout-is is installed, where a C compiler is there",
+        f"unset {VARIABLE}" + ("" if len(found) > 1 else ", or install again with a C compiler on PATH"),
     )
 
 

@@ -404,6 +404,8 @@ def test_the_step_summary_gets_the_table(elsewhere: Path, monkeypatch: pytest.Mo
     assert text.startswith("before\n## rollout-is check\n\n**ok: 7 limits hold**\n")
     assert "| ok | coverage.valid\\_tokens |" in text or "| ok | coverage.valid_tokens |" in text
     assert ElementTree.parse(elsewhere / "out.xml").getroot().tag == "testsuites"
+    code, _, stderr = run("check", "run.json", "--junit", "no/out.xml")
+    assert code == 2 and "--junit no/out.xml" in stderr
     with pytest.raises(UsageError, match="GITHUB_STEP_SUMMARY"):
         write_step_summary("x", {"GITHUB_STEP_SUMMARY": str(elsewhere / "no" / "summary.md")})
     assert write_step_summary("x", {}) is None
