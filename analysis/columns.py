@@ -41,7 +41,10 @@ class Columns:
             self._parts.pop()
 
     def since(self, first: int) -> Floats:
-        """float64 [ROWS, count - first] the columns from ``first`` on; writing into it writes into them."""
+        """float64 [ROWS, count - first] the columns from ``first`` on; writing into it writes into them.
+
+        What ``next`` gave before is no longer part of them where they were collected block by block.
+        """
         if self._memory is None:
             if len(self._parts) > 1:
                 self._parts = [np.concatenate(self._parts, axis=1)]

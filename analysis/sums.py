@@ -134,6 +134,8 @@ class Sums:
         """
         ops = work.ops
         train, d, e, first, second = (x[:v] for x in (work.train, work.d, work.e, work.first, work.second))
+        if self._pending > PENDING:  # before this block has columns of its own: counting may move those that there are
+            self._count_tail()
         piece = self._columns.next(len(starts))
         self._sequence.append(sequence)
         self.tokens += v
@@ -241,8 +243,6 @@ class Sums:
         piece[TAIL] = count_by_piece(tail, starts)
         self._tail.append(ops.fetch(d, tail))
         self._pending += len(tail)
-        if self._pending > PENDING:
-            self._count_tail()
 
     def _count_tail(self) -> None:
         """Count what waits against the bounds, piece by piece, by running counts."""

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from agree import differences
-from made import Settings, Shard, analyze, randomly, sequences, write_dump
+from made import Settings, Shard, analyze, randomly, sequences, shard, write_dump
 from oracle import summarize as oracle_summary
 
-from rollout_is.analysis import units
+from rollout_is.analysis import sums, units
 from rollout_is.analysis.summary import Group, Statistic
 
 
@@ -189,3 +189,32 @@ def test_groups_with_values_that_are_not_finite(fill: float) -> None:
 
         found = differences(actual, {k: v for k, v in want.items() if k.split(".")[0] in group.views})
         assert not found, (key, *found[:20])
+
+
+@pytest.mark.parametrize("pending", [0, 1 << 14])
+def test_a_label_in_many_blocks_whose_tokens_lie_far_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pending: int
+) -> None:
+    """Tokens beyond the bounds are counted some blocks later; the sums of the block that begins meanwhile are not lost."""
+    monkeypatch.setattr(sums, "PENDING", pending)
+    rng = np.random.default_rng(12)
+    n = 3 * 65536 + 1000
+    r = -rng.exponential(2.0, n)
+    t = r + 1.5 * rng.standard_normal(n)
+    ones = {"group_ids": [7, 7], "policy_version": np.full(n, 3)}
+    one = shard(t, r, rng.random(n) < 0.8, [0, n // 2, n], **ones)
+    got = analyze(write_dump(tmp_path, [one]), settings=Settings(by=("group", "length", "version", "pack")))
+    assert set(got.groups) == {"group", "length", "version", "pack"}
+    for by, groups in got.groups.items():
+        (group,) = [g for g in groups.values() if g.valid_tokens]
+        for view, sections in group.views.items():
+            for section, statistics in sections.items():
+                for name, own in statistics.items():
+                    want = got.views[view][section][name]
+                    if by == "version" and own.why is not None and "sequences" in own.why:
+                        continue  # a token grouping cuts sequences
+                    assert (own.n, own.why) == (want.n, want.why), (by, view, section, name)
+                    if want.value is None:
+                        assert own.value is None
+                        continue
+                    assert own.value == pytest.approx(want.value, rel=1e-9, abs=1e-12), (by, view, section, name)
