@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,11 +21,11 @@ from rollout_is.analysis.settings import Settings
 from rollout_is.dumps.errors import RolloutIsError, WorkLostError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ProcessPoolExecutor
-
+    from rollout_is.analysis.crew import Crew
     from rollout_is.dumps.shard import OpenShard, ShardInfo
 
 AHEAD = 2  # tasks that a worker has been sent: the one it does and the next
+KILLED = 9  # SIGKILL, which Windows does not name
 TASK_UNITS = 1  # units handed to a process at a time: fewer leave no process waiting at the end
 Opener = Callable[["ShardInfo"], "OpenShard"]
 Progress = Callable[[int, int], None]
@@ -162,32 +161,12 @@ def _closed(runner: Runner, task: Task) -> Iterator[Done]:
         yield Done(Task(task.shard, ()), error=error)
 
 
-_runner: Runner | None = None
-
-
-def _start(job: Job) -> None:
+def _prepare(job: Job) -> Callable[[Task], Done]:
+    """In a worker: what does one task of the job."""
     import torch
 
-    global _runner
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the work; a worker has nothing to say
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _runner = Runner(job)
-
-
-def _end_with_parent() -> None:
-    """Whatever ends the parent ends its workers: they would read on for nobody, and hold its output open."""
-    import multiprocessing
-
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _run(task: Task) -> Done:
-    assert _runner is not None
-    return _run_and_check(_runner, task)
+    return partial(_run_and_check, Runner(job))
 
 
 def _run_and_check(runner: Runner, task: Task) -> Done:
@@ -210,12 +189,12 @@ def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progr
         WorkLostError: a worker was killed (out of memory?).
     """
     import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
+
+    from rollout_is.analysis.crew import Crew, Lost
 
     # fork shares the parent's torch instead of importing it again; never after CUDA has started, which needs spawn.
-    method = "fork" if job.settings.device == "cpu" and hasattr(os, "fork") else "spawn"
-    context = multiprocessing.get_context(method)
+    forks = job.settings.device == "cpu" and hasattr(os, "fork")
+    context = multiprocessing.get_context("fork") if forks else multiprocessing.get_context("spawn")
     total = sum(t.positions for t in tasks)
     done = 0
 
@@ -226,63 +205,65 @@ def run_processes(job: Job, tasks: Sequence[Task], workers: int, progress: Progr
             progress(done, total)
         return result
 
-    pool = ProcessPoolExecutor(workers - 1, mp_context=context, initializer=_start, initargs=(job,))
     waiting = deque(tasks)
-    # A future holds its result: nothing but this queue may hold a future. None is ever cancelled: the executor cannot end then.
-    sent: deque[Future[Done]] = deque()
+    wait_for_workers()  # of an earlier run: a thread that listens to them should not be there when this process forks
+    with one_thread(), settled_heap():
+        crew = Crew(context, workers - 1, _prepare, job)
 
-    def send() -> None:
-        while waiting and len(sent) < AHEAD * (workers - 1):
-            sent.append(pool.submit(_run, waiting.popleft()))
+        def send() -> None:
+            # Near the end nobody is sent a task that another could begin with sooner.
+            while waiting and crew.send(waiting[0], AHEAD if len(waiting) >= workers else 1):
+                waiting.popleft()
 
-    try:
-        with one_thread(), settled_heap():
+        try:
             send()
             runner = Runner(job)
             while waiting:
                 yield counted(_run_and_check(runner, waiting.pop()))
-                while (ended := next((f for f in sent if f.done()), None)) is not None:
-                    sent.remove(ended)
-                    result = ended.result()
-                    del ended
+                while crew.ready():
+                    result = crew.take()
                     send()
                     yield counted(result)
-                    del result
-        while sent:
-            yield counted(sent.popleft().result())
-    except BrokenProcessPool as error:
-        _kill(pool)
-        raise WorkLostError(
-            f"one of {workers} worker processes",
+                    del result  # nothing but its taker may hold a result
+            while crew.busy:
+                yield counted(crew.take())
+        except Lost as lost:
+            crew.kill()
+            raise _worker_lost(lost.code, workers) from None
+        except BaseException:
+            crew.kill()
+            raise
+        crew.dismiss()
+        _ending.append(crew)
+
+
+def _worker_lost(code: int | None, workers: int) -> WorkLostError:
+    where = f"one of {workers} worker processes"
+    if code == -KILLED:
+        return WorkLostError(
+            where,
             "expected it to end its work, but it was killed",
             "most often the out-of-memory killer; the dump itself is not to blame",
             f"run again with fewer workers (--workers {max(1, workers // 2)}) or more memory",
             code="worker-killed",
-        ) from error
-    except BaseException:
-        _kill(pool)
-        raise
-    pool.shutdown(wait=False)
-    _ending.append(pool)
+        )
+    how = "ended" if code is None else f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return WorkLostError(
+        where,
+        f"expected it to end its work, but it {how}",
+        "",
+        "run again, with --workers 1 if it happens again: what fails then fails in the open",
+        code="worker-killed",
+    )
 
 
-_ending: list[ProcessPoolExecutor] = []  # idle, on their way out
+_ending: list[Crew] = []  # dismissed, on their way out
 
 
 def wait_for_workers() -> None:
-    """Until all processes of earlier runs have ended: an executor that is still ending when the interpreter does may speak up.
-
-    They end while the caller goes on with what they gave.
-    """
+    """Until all processes of earlier runs have ended: they end while the caller goes on with what they gave."""
     while _ending:
-        _ending.pop().shutdown(wait=True)
-
-
-def _kill(pool: ProcessPoolExecutor) -> None:
-    """End the workers at once, whatever they do."""
-    for process in list((pool._processes or {}).values()):
-        process.kill()
-    pool.shutdown(wait=False)
+        _ending.pop().join()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -24,6 +25,8 @@ from rollout_is.analysis.workers import Done, Job, Runner, Task, run_processes
 from rollout_is.dumps.errors import DumpError, WorkLostError
 from rollout_is.dumps.reader import FileShard
 from rollout_is.dumps.scan import scan
+
+HUGE = 64 << 20  # bytes of a result that takes a while to be said
 
 
 def job_of(path: Path) -> tuple[Job, list[Task]]:
@@ -117,6 +120,59 @@ def test_a_shard_that_changes_takes_no_other_with_it(
     with pytest.raises(DumpError) as caught:
         analyze(path, workers=workers)
     assert str(caught.value).count(name) == 1
+
+
+def test_nobody_is_left_when_the_summary_is_there(tmp_path: Path) -> None:
+    """Not even one that is on its way out: the caller may fork, count its children or end."""
+    path = small_dump(tmp_path)
+    before = threading.active_count()
+    for _ in range(3):
+        analyze(path, workers=3)
+        assert multiprocessing.active_children() == []
+        assert threading.active_count() == before
+
+
+@pytest.fixture
+def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Workers are found in the middle of saying something large; the file is there once they begin."""
+    parent, begun = os.getpid(), tmp_path / "begun"
+
+    def run(self: Runner, task: Task) -> Done:
+        if os.getpid() != parent:
+            begun.touch()
+            return Done(task, (bytes(HUGE),))  # type: ignore[arg-type]
+        while not begun.exists():
+            time.sleep(0.001)
+        time.sleep(0.02)
+        return Done(task)
+
+    monkeypatch.setattr(Runner, "run", run)
+    monkeypatch.setattr(Runner, "check", lambda self: None)
+    return begun
+
+
+@pytest.mark.usefixtures("loud")
+def test_an_interrupt_while_workers_speak_ends_the_run(tmp_path: Path) -> None:
+    job, tasks = job_of(small_dump(tmp_path / "dump"))
+    results = run_processes(job, tasks, 3, None)
+    next(results)
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        results.throw(KeyboardInterrupt())
+    assert time.monotonic() - started < 5
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.usefixtures("loud")
+def test_a_worker_killed_while_it_speaks_ends_the_run(tmp_path: Path) -> None:
+    job, tasks = job_of(small_dump(tmp_path / "dump"))
+    started = time.monotonic()
+    with pytest.raises(WorkLostError, match="killed"):
+        for _ in run_processes(job, tasks, 3, None):
+            for child in multiprocessing.active_children()[:1]:
+                child.kill()
+    assert time.monotonic() - started < 5
+    assert multiprocessing.active_children() == []
 
 
 CHILDREN = """
