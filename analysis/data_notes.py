@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from rollout_is.analysis.observe import Observations, Side
@@ -22,14 +22,14 @@ _ORDER = {"error": 0, "warning": 1, "notice": 2, "info": 3}
 
 
 def data_notes(
-    observed: Observations, coverage: Coverage, shards: Sequence[ShardInfo], mean_abs: float | None, mask: str
+    observed: Observations, coverage: Coverage, shards: Mapping[int, ShardInfo], mean_abs: float | None, mask: str
 ) -> list[Note]:
     """Notes from what the engine noticed.
 
     Args:
         observed: joined observations of all units.
         coverage: of the whole dump.
-        shards: all that were read.
+        shards: all that were read, by their numbers in the scan: some may have been left out.
         mean_abs: the masked ``mismatch_logprob_abs_diff``, to set the resolution against; None when unknown.
         mask: name of the mask used.
     """
@@ -83,7 +83,8 @@ def data_notes(
                 "masks-identical", "notice", role,
                 f"{role} is identical to {mask} at every position: before and after it are the same figures",
             )  # fmt: skip
-    _in_some_shards(shards, note)
+    infos = list(shards.values())
+    _in_some_shards(infos, note)
     if observed.pad_valid:
         note(
             "pad-with-valid-tokens", "warning", "segment_is_pad",
@@ -92,7 +93,7 @@ def data_notes(
         )  # fmt: skip
     notes += retokenized_notes(observed.retokenized, shards)
     notes += rejected_notes(observed.rejected, mask, coverage.segments)
-    _resolution(observed, shards, mean_abs, note)
+    _resolution(observed, infos, mean_abs, note)
     if observed.masked_fill:
         top = sorted(observed.masked_fill.items(), key=lambda kv: (-kv[1], kv[0]))[:5]
         values = ", ".join(value for value, _ in top)
@@ -111,7 +112,7 @@ def _in_some_shards(shards: Sequence[ShardInfo], note: Say) -> None:
             note("column-in-some-shards", "notice", role, f"{role} is in {having:,} of {len(shards):,} shards: {said}")
 
 
-def _place(shards: Sequence[ShardInfo], place: tuple[int, int, float, float]) -> str:
+def _place(shards: Mapping[int, ShardInfo], place: tuple[int, int, float, float]) -> str:
     shard, position, train, rollout = place
     return f"{shards[shard].name} position {position}: train {train:g}, rollout {rollout:g}"
 

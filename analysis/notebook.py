@@ -38,7 +38,7 @@ def write(
     mismatch = views["masked"].get("mismatch", {})
     mean_abs = mismatch["mismatch_logprob_abs_diff"].value if mismatch else None
     notes = [*scanned.notes]
-    notes += data_notes(assembled.observations, assembled.coverage, infos, mean_abs, settings.mask)
+    notes += data_notes(assembled.observations, assembled.coverage, shards, mean_abs, settings.mask)
     notes += _plan_notes(plan, left_out, infos, settings)
     notes += _duplicate_notes(found, plan.shards)
     notes += _view_notes(views, assembled)

@@ -14,7 +14,7 @@ from rollout_is.analysis.batch import Ints, Unit
 from rollout_is.dumps.notes import Note
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from rollout_is.dumps.shard import OpenShard, ShardInfo
 
@@ -72,7 +72,7 @@ def _differs_before(shard: OpenShard, start: int, stop: int) -> bool:
     return False
 
 
-def retokenized_notes(found: Retokenized, shards: Sequence[ShardInfo]) -> list[Note]:
+def retokenized_notes(found: Retokenized, shards: Mapping[int, ShardInfo]) -> list[Note]:
     """The note ``tokens-differ``, where there is a difference."""
     if not found.sequences:
         return []

@@ -246,3 +246,21 @@ def test_steps_select(tmp_path: Path) -> None:
         sequences([step / 10], r=-1.0 - step).write(tmp_path / f"step_{step}.safetensors", step=step, rank=0)
     assert value(analyze(tmp_path, steps="2:4"), ABS) == pytest.approx(0.3)
     assert value(analyze(tmp_path, steps="1,7"), ABS) == pytest.approx(0.4)
+
+
+def test_places_are_named_by_the_shards_they_lie_in_when_others_are_left_out(tmp_path: Path) -> None:
+    """The numbers of the shards that are left have gaps then."""
+    rng = np.random.default_rng(104)
+    made = [sequences(*(0.1 * rng.standard_normal((4, 5))).tolist(), r=-1.0 - i) for i in range(4)]
+    for one in made:
+        one.columns = {"token_ids": torch.arange(20), "rollout_token_ids": torch.arange(20)}
+    made[2].train[7] = math.nan
+    made[3].columns["rollout_token_ids"][12] = 99
+    folder = write_dump(tmp_path, made, ranks=4)
+    damaged = made[0].tensors() | {"response_mask": torch.full((20,), math.nan)}
+    meta = {"format": "rollout-is/1", "step": "1", "rank": "0", "world_size": "4"}
+    save_file(damaged, folder / "step_00000001" / "rank_00000.safetensors", meta)
+    got = analyze(folder, allow_partial=True)
+    assert got.coverage["shards"] == 3
+    assert "rank_00002.safetensors position 7" in messages(got, "nonfinite-valid")
+    assert "rank_00003.safetensors sequence 2 position 2" in messages(got, "tokens-differ")
