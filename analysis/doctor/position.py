@@ -23,6 +23,7 @@ MATTERS = 0.02
 MIN_TOKENS = 64
 MIN_SEQUENCES = 8
 CAP = 0.5  # nats: a token counts up to this, so that one outlier among few tokens is no trend
+FLOOR = 1e-12  # mean |d| below this is none
 STEPLIKE = 0.6  # share of the whole rise that one step between neighbouring bins makes
 
 _EDGES = np.unique(np.round(2.0 ** (np.arange(BINS) / PER_OCTAVE)).astype(np.int64))  # 1 2 3 4 6 8 11 16 ...
@@ -112,7 +113,7 @@ def _adjusted(s: Position) -> list[tuple[int, float, float, float, int]]:
         mean = float(s.absolute[b].sum()) / n
         expected = float((s.n[b] * by_prob).sum()) / n
         spread = math.sqrt(max(float(s.square[b]) / n - mean * mean, 0.0))
-        rows.append((b, mean, mean / max(expected, 1e-12), spread / math.sqrt(n) / max(mean, 1e-12), n))
+        rows.append((b, mean, mean / max(expected, FLOOR), spread / math.sqrt(n) / max(mean, FLOOR), n))
     return rows
 
 
@@ -135,8 +136,8 @@ def _split(rows: list[tuple[int, float, float, float, int]], which: int) -> tupl
             for n in [sum(r[4] for r in part)]
         )
         z = abs(late - early) / max(spread * math.sqrt(1 / n1 + 1 / n2), 1e-12)
-        ratio = late / max(early, 1e-12)
-        if best is None or abs(math.log(max(ratio, 1e-12))) > abs(math.log(max(best[0], 1e-12))):
+        ratio = max(late, FLOOR) / max(early, FLOOR)
+        if best is None or abs(math.log(ratio)) > abs(math.log(best[0])):
             best = (ratio, i, z)
     return best
 
@@ -148,7 +149,7 @@ def _by_position(scene: Scene, s: Position) -> list[Draft]:
     raw, held = _split(rows, 1), _split(rows, 2)
     assert raw is not None and held is not None
     worst = max(r[1] for r in rows)
-    if worst < MATTERS or max(raw[0], 1 / max(raw[0], 1e-12)) < TIMES or raw[2] < SURE:
+    if worst < MATTERS or max(raw[0], 1 / raw[0]) < TIMES or raw[2] < SURE:
         return []
     curve = {str(bin_start(b)): mean for b, mean, *_ in rows}
     common: dict[str, Any] = {
@@ -183,18 +184,19 @@ def _by_position(scene: Scene, s: Position) -> list[Draft]:
     late = [r for r in rows[i:]]
     share = sum(r[4] for r in (late if ratio > 1 else early)) / sum(r[4] for r in rows)
     first, last = (sum(r[1] * r[4] for r in part) / sum(r[4] for r in part) for part in (early, late))
-    rises = [math.log(max(b[1], 1e-12) / max(a[1], 1e-12)) for a, b in pairwise(rows)]
-    span = math.log(max(r[1] for r in rows) / max(min(r[1] for r in rows), 1e-12))
+    times = f" ({sig(max(ratio, 1 / ratio))}x)" if min(first, last) > FLOOR else ""  # nothing is so many times 0
+    rises = [math.log(max(b[1], FLOOR) / max(a[1], FLOOR)) for a, b in pairwise(rows)]
+    span = math.log(worst / max(min(r[1] for r in rows), FLOOR))
     jump = max(abs(x) for x in rises) + sorted(abs(x) for x in rises)[-2:-1][0] if len(rises) > 1 else abs(rises[0])
     stepped = jump > STEPLIKE * span  # a step inside a bin shows as two neighbouring rises
     if ratio < 1:
         message = (
-            f"the mismatch sits in the first tokens: mean |d| {sig(first)} before position {at}, {sig(last)} after "
-            f"({sig(1 / ratio)}x), at equal token probability too: a stale prefix or prompt cache?"
+            f"the mismatch sits in the first tokens: mean |d| {sig(first)} before position {at}, {sig(last)} after"
+            f"{times}, at equal token probability too: a stale prefix or prompt cache?"
         )
     elif stepped:
         message = (
-            f"mean |d| steps up at about position {at} of the response: {sig(first)} before, {sig(last)} after ({sig(ratio)}x): "
+            f"mean |d| steps up at about position {at} of the response: {sig(first)} before, {sig(last)} after{times}: "
             "another policy version or another engine path from there on?"
         )
     else:
@@ -233,14 +235,15 @@ def _by_version(scene: Scene, s: Position) -> list[Draft]:
     z = (high - low) / max(error, 1e-12)
     if high < max(MATTERS, TIMES * low) or z < SURE:
         return []
+    times = f" ({sig(high / low)}x)" if low > FLOOR else ""  # nothing is so many times 0
     mixed, seen = (int(x) for x in s.mixed)
     inside = f"; {plural(mixed, 'sequence')} of {seen} hold several versions" if mixed else ""
     return [
         Draft(
             "where.version",
             "warning",
-            f"mean |d| depends on the policy version: {sig(high)} at version {worst}, {sig(low)} at version {best} "
-            f"({sig(high / max(low, 1e-12))}x){inside}: the trainer scores tokens of other weights than those that sampled them",
+            f"mean |d| depends on the policy version: {sig(high)} at version {worst}, {sig(low)} at version {best}"
+            f"{times}{inside}: the trainer scores tokens of other weights than those that sampled them",
             z,
             "difference of the two versions' mean |d| in its standard errors",
             tokens=n1,

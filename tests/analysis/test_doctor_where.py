@@ -191,3 +191,28 @@ def test_shift_on_one_rank_and_a_placeholder_on_another_are_both_named() -> None
     assert sorted(ids(findings)) == ["alignment.lag", "placeholder.stray"]
     scopes = {f.id: f.evidence["ranks"] for f in findings}
     assert scopes == {"alignment.lag": [1], "placeholder.stray": [2]}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_mismatch_that_is_nowhere_else_at_all(first: bool) -> None:
+    """|d| exactly 0 in the other part: no number of times of it."""
+    rng = np.random.default_rng(95)
+    t, r = pair(rng, 40 * 1000, 0.0)
+    place = np.arange(40 * 1000) % 1000
+    there = place < 64 if first else place >= 936
+    t = np.where(there, r - 0.3, r)
+    findings = examine(Shard(t, r, [1000] * 40))
+    assert ids(findings) == ["where.position"]
+    message = findings[0].message
+    assert (", 0 after, at equal" if first else ": 0 before, ") in message
+    assert "x)" not in message and "inf" not in message
+
+
+def test_versions_of_which_one_has_no_mismatch_at_all() -> None:
+    rng = np.random.default_rng(96)
+    t, r = pair(rng, 4000, 0.0)
+    version = np.repeat(np.arange(20) % 2, 200)
+    t = np.where(version == 1, r + 0.3 * rng.choice([-1, 1], 4000), r)
+    findings = examine(Shard(t, r, [200] * 20, extra={"policy_version": version}))
+    message = next(f.message for f in findings if f.id == "where.version")
+    assert "at version 1, 0 at version 0: the trainer" in message
