@@ -286,12 +286,11 @@ def sequence_row(
     d, t = measured.sums[sums.D], measured.sums[sums.T]
     log_lower, log_upper = bounds.log_lower, bounds.log_upper
 
-    log_x, x_minus_1 = _mean_weights(measured, scaled, n, e_shift)
+    log_x, x_minus_1, x = _mean_weights(measured, scaled, n, e_shift)
     geometric = d / n
     finite = facts.nonfinite[has] == 0
     product = d if finite.all() else d[finite]
     lower, upper = math.exp(log_lower), math.exp(log_upper)
-    x = 1.0 + x_minus_1
     top = None
     if len(product):
         top = TopLogWeights(tail)
@@ -336,12 +335,13 @@ def sequence_row(
 
 def _mean_weights(
     table: Table, scaled: tuple[Ints, Floats, Floats, Floats], n: Floats, e_shift: float
-) -> tuple[Floats, Floats]:
-    """Per sequence: log of x = mean token weight, and x - 1 (inf where x leaves float64)."""
+) -> tuple[Floats, Floats, Floats]:
+    """Per sequence: log of x = mean token weight, x - 1 and x (inf where x leaves float64)."""
     total = table.sums[sums.W]
     # Near 1 the sum of w - 1 has the digits that 1 + (w - 1) lost; far below 1 it is the other way round.
     near = total > 0.5 * n
     x_minus_1 = np.where(near, e_shift + table.sums[sums.E] / n, total / n - 1.0)
+    x = np.where(near, 1.0 + x_minus_1, total / n)
     log_x = np.full(len(n), -np.inf)
     log_x[near] = np.log1p(x_minus_1[near])
     far = ~near & (total > 0)
@@ -353,5 +353,6 @@ def _mean_weights(
         known &= table.sequence[np.minimum(at, len(table.sequence) - 1)] == sequence
         for column, k, s in zip(at[known], scale[known], first[known], strict=True):
             log_x[column] = np.logaddexp(log_x[column], k + math.log(s) - math.log(n[column]))
-            x_minus_1[column] = weights.safe_exp(float(log_x[column])) - 1.0
-    return log_x, x_minus_1
+            x[column] = weights.safe_exp(float(log_x[column]))
+            x_minus_1[column] = x[column] - 1.0
+    return log_x, x_minus_1, x

@@ -120,9 +120,7 @@ class Figures:
         product, geometric = self._logs[:, : given.measured]
         if given.count < MANY:
             return Histogram.of_values(product), Histogram.of_values(geometric)
-        zeros = int(np.count_nonzero(product == 0.0))
-        negative = int(np.count_nonzero(np.signbit(product) & (product == 0.0))) if zeros else 0
-        by_product, by_geometric = (Histogram.of_wide_bins(own, zeros, negative) for own in self._bins)
+        by_product, by_geometric = map(_binned, (product, geometric), self._bins)
         return by_product, by_geometric
 
     def _sequence(self, given: Sequences, clusters: Clusters | None) -> SequenceRow:
@@ -158,6 +156,11 @@ class Figures:
             clusters=clusters,
             pareto=top,
         )
+
+
+def _binned(values: Floats, bins: Ints) -> Histogram:
+    zero = values == 0.0  # bins do not tell zeros from what is near enough to 0 to fall into theirs
+    return Histogram.of_wide_bins(bins, int(np.count_nonzero(zero)), int(np.count_nonzero(np.signbit(values) & zero)))
 
 
 def _needs_no_scale(high: float) -> bool:

@@ -17,7 +17,7 @@ from rollout_is.analysis.fused.figures import Figures
 from rollout_is.analysis.histogram import Histogram
 from rollout_is.analysis.nonfinite import Nonfinite
 from rollout_is.analysis.populations import Bounds, Half, Scaled, Table, Whole
-from rollout_is.analysis.rows import SEQUENCE_ERRORS, TOKEN_ERRORS, Population, Row, SequenceFacts
+from rollout_is.analysis.rows import SEQUENCE_ERRORS, TOKEN_ERRORS, Population, Row, SequenceFacts, sequence_row
 
 BOUNDS = Bounds(math.log(0.9), math.log(1.1), -0.5, None)
 TAIL = 40
@@ -251,3 +251,34 @@ def test_a_dump_has_the_figures_that_numpy_has(compiled: library.Compiled, monke
                     assert (a is None) == (b is None), name
                     if a is not None and b is not None:
                         assert a == pytest.approx(b, rel=1e-11, abs=1e-13), name
+
+
+def test_zeros_are_told_apart_level_by_level(compiled: library.Compiled) -> None:
+    """A product above 0 whose mean over the tokens underflows to it."""
+    table = table_of(5000, 8)
+    some = np.flatnonzero(table.sums[sums.N] > 1)[:5]
+    table.sums[sums.D, some] = 5e-324
+    got = row_of(compiled, table)
+    assert got is not None and got.sequence is not None
+    n = table.sums[sums.N]
+    d, n = table.sums[sums.D, n > 0], n[n > 0]
+    for level, log in ((got.sequence.product, d), (got.sequence.geometric, d / n)):
+        want = Histogram.of_values(log)
+        assert np.array_equal(level.histogram.keys, want.keys) and np.array_equal(level.histogram.counts, want.counts)
+
+
+def test_numpy_counts_small_means_as_the_kernels_do(compiled: library.Compiled) -> None:
+    """A mean weight of 1e-17 is above a bound of 1e-20: 1 + (x - 1) would be 0, and below it."""
+    bounds = Bounds(math.log(1e-20), math.log(2.0), None, None)
+    table = table_of(40, 9)
+    n = table.sums[sums.N]
+    at = int(np.flatnonzero(n > 0)[0])
+    table.sums[sums.E, at] = -n[at]
+    table.sums[sums.W, at] = n[at] * 1e-17
+    facts = SequenceFacts.of([Nonfinite(40)], None)
+    none = Scaled().arrays()
+    by_numpy = sequence_row(table.take(n > 0), facts.take(n > 0), none, bounds, 0.0, True, TAIL)
+    half = Half(bounds, 0.0, 0.0, True, int(n.sum()), Whole(), Scaled(), Scaled(), Scaled())
+    own = Figures(compiled.sequences, bounds, True, TAIL).row(Population([half]), table, facts)
+    assert own is not None and own.sequence is not None
+    assert own.sequence.x_counts == by_numpy.x_counts == (0, 0)
