@@ -6,8 +6,11 @@ say: the pipe stays open as long as anybody else can write into it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import ForkContext, SpawnContext
     from multiprocessing.process import BaseProcess
 
+ROOM = 1 << 20  # bytes of a pipe for results: as much as Linux gives to anybody
 PATIENCE = 5.0  # seconds for a killed process to be gone: one that waits for a dead disk cannot be waited for
 
 
@@ -34,10 +38,6 @@ class Lost(Exception):
 @dataclass(frozen=True)
 class _Failed:
     error: Exception
-
-
-class _Ended:
-    """A worker will say nothing more."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Crew:
         given: Any,
     ) -> None:
         self._workers: list[_Worker] = []
-        self._said: SimpleQueue[tuple[_Worker, Any]] = SimpleQueue()
+        self._said: SimpleQueue[tuple[_Worker, bytes | None]] = SimpleQueue()  # None: it has ended
         self._listener = threading.Thread(target=self._listen, daemon=True)
         try:
             for _ in range(count):
@@ -105,12 +105,14 @@ class Crew:
         """
         worker, said = self._said.get()
         worker.busy -= 1
-        if isinstance(said, _Failed):
-            raise said.error
-        if isinstance(said, _Ended):
+        if said is None:
             worker.process.join(PATIENCE)
             raise Lost(worker.process.exitcode)
-        return said
+        # Unpickled here: a thread that did it would hold the interpreter while this one wants to work.
+        result = pickle.loads(said)
+        if isinstance(result, _Failed):
+            raise result.error
+        return result
 
     def dismiss(self) -> None:
         """Nothing more will be sent."""
@@ -146,11 +148,9 @@ class Crew:
             for results in wait(list(speaking)):
                 assert isinstance(results, Connection)
                 try:
-                    said = results.recv()
+                    said = results.recv_bytes()
                 except (EOFError, OSError):
-                    self._said.put((speaking.pop(results), _Ended()))
-                except Exception as error:  # noqa: BLE001 - whatever pickle cannot read
-                    self._said.put((speaking[results], _Failed(error)))
+                    self._said.put((speaking.pop(results), None))
                 else:
                     self._said.put((speaking[results], said))
                     del said  # it is the taker's alone
@@ -159,6 +159,7 @@ class Crew:
 def _begin(context: ForkContext | SpawnContext, prepare: Callable[[Any], Callable[[Any], Any]], given: Any) -> _Worker:
     theirs, tasks = context.Pipe(duplex=False)
     results, answers = context.Pipe(duplex=False)
+    _widen(answers)
     # Not a daemon of multiprocessing's: those may not be started from one, such as a data loader's worker.
     process = context.Process(target=_work, args=(theirs, answers, prepare, given))
     process.start()
@@ -166,6 +167,15 @@ def _begin(context: ForkContext | SpawnContext, prepare: Callable[[Any], Callabl
     theirs.close()
     answers.close()
     return _Worker(process, tasks, results)
+
+
+def _widen(pipe: Connection) -> None:
+    """Have room for some results in the pipe, where the system can: a worker need not wait until somebody listens."""
+    if sys.platform == "linux":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # the system has a limit for each user
+            fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, ROOM)
 
 
 def _work(tasks: Connection, answers: Connection, prepare: Callable[[Any], Callable[[Any], Any]], given: Any) -> None:
